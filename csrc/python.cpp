@@ -1,0 +1,462 @@
+// The fast path under Python: a hit without the dispatcher.
+//
+// `_C.Cache` is the base class of `stocache.SharedCache`. Its methods take their arguments by
+// vectorcall and build the tensor over shared memory directly; everything that is not hot stays
+// in Python.
+
+#include <Python.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <array>
+#include <string_view>
+
+#include "cache.h"
+
+namespace {
+
+using stocache::Cache;
+using stocache::bridge::Slot;
+
+struct PyCache {
+  PyObject_HEAD std::shared_ptr<Cache> cache;
+};
+
+// Releases the GIL for its lifetime.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+// Runs `act`; what it throws becomes the Python exception of the same meaning.
+template <typename Act>
+PyObject* guarded(Act&& act) {
+  HANDLE_TH_ERRORS
+  try {
+    return act();
+  } catch (const stocache::SpaceError& error) {
+    PyErr_SetString(PyExc_MemoryError, error.what_without_backtrace());
+    return nullptr;
+  }
+  END_HANDLE_TH_ERRORS
+}
+
+// The cache of `self`; a Python error if it is closed. The reference keeps it open for the call,
+// also if another thread closes it meanwhile.
+const std::shared_ptr<Cache>& opened(PyObject* self) {
+  const auto& cache = reinterpret_cast<PyCache*>(self)->cache;
+  TORCH_CHECK(cache, "this SharedCache is closed; construct a new one");
+  return cache;
+}
+
+// Up to N arguments by position or by one of these names; nullptr where none was given.
+template <size_t N>
+bool parse(const char* function, const std::array<const char*, N>& names, PyObject* const* args,
+           Py_ssize_t nargs, PyObject* kwnames, std::array<PyObject*, N>& out) {
+  out.fill(nullptr);
+  if (nargs > static_cast<Py_ssize_t>(N)) {
+    PyErr_Format(PyExc_TypeError, "%s() takes at most %zu arguments (%zd given)", function, N,
+                 nargs);
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < nargs; ++i) out[i] = args[i];
+  const Py_ssize_t keywords = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+  for (Py_ssize_t k = 0; k < keywords; ++k) {
+    PyObject* name = PyTuple_GET_ITEM(kwnames, k);
+    size_t i = 0;
+    while (i < N && PyUnicode_CompareWithASCIIString(name, names[i]) != 0) ++i;
+    if (i == N || out[i]) {
+      PyErr_Format(PyExc_TypeError, "%s() got an unexpected or repeated argument '%U'", function,
+                   name);
+      return false;
+    }
+    out[i] = args[nargs + k];
+  }
+  return true;
+}
+
+bool required(const char* function, const char* name, PyObject* value) {
+  if (!value) PyErr_Format(PyExc_TypeError, "%s() needs the argument '%s'", function, name);
+  return value != nullptr;
+}
+
+// Any integer: int, numpy integer, 0-d integer tensor. What does not fit is outside any dataset.
+bool to_index(PyObject* object, int64_t& index) {
+  PyObject* number = PyLong_CheckExact(object) ? Py_NewRef(object) : PyNumber_Index(object);
+  if (!number) return false;
+  int overflow = 0;
+  index = PyLong_AsLongLongAndOverflow(number, &overflow);
+  Py_DECREF(number);
+  if (overflow) index = overflow < 0 ? INT64_MIN : INT64_MAX;
+  return true;
+}
+
+bool to_flag(PyObject* object, bool& flag) {
+  if (!object) return true;  // the default stays
+  const int truth = PyObject_IsTrue(object);
+  flag = truth > 0;
+  return truth >= 0;
+}
+
+bool check_tensor(PyObject* object, const char* what) {
+  if (THPVariable_Check(object)) return true;
+  PyErr_Format(PyExc_TypeError, "%s is a %s; a torch.Tensor is needed (torch.as_tensor converts)",
+               what, Py_TYPE(object)->tp_name);
+  return false;
+}
+
+PyObject* get_slot(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  PyObject* index_object = nullptr;
+  bool allow_beyond = true, allow_empty = true;
+  if (nargs == 1 && !kwnames) {
+    index_object = args[0];
+  } else {
+    std::array<PyObject*, 3> given;
+    if (!parse<3>("get_slot", {"idx", "allow_oob_idx", "allow_empty_slot"}, args, nargs, kwnames,
+                  given) ||
+        !required("get_slot", "idx", given[0]) || !to_flag(given[1], allow_beyond) ||
+        !to_flag(given[2], allow_empty)) {
+      return nullptr;
+    }
+    index_object = given[0];
+  }
+  int64_t index = 0;
+  if (!to_index(index_object, index)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const auto& cache = opened(self);
+    const auto found = cache->look(index);
+    switch (found.state) {
+      case Slot::Hit:
+        return THPVariable_Wrap(cache->view(found.data));
+      case Slot::Outside:
+        cache->throw_outside_dataset(index);
+      case Slot::Beyond:
+        if (!allow_beyond) cache->throw_outside_cache(index);
+        Py_RETURN_NONE;
+      default:
+        TORCH_CHECK(allow_empty, "Tried to read from an empty slot idx=", index,
+                    " in SharedCache.");
+        Py_RETURN_NONE;
+    }
+  });
+}
+
+bool warn_frozen(const Cache& cache) {
+  return PyErr_WarnEx(PyExc_RuntimeWarning, cache.frozen_reason().c_str(), 1) == 0;
+}
+
+PyObject* set_slot(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  std::array<PyObject*, 4> given;
+  bool allow_beyond = true, allow_overwrite = false;
+  int64_t index = 0;
+  if (!parse<4>("set_slot", {"idx", "value", "allow_oob_idx", "allow_overwrite"}, args, nargs,
+                kwnames, given) ||
+      !required("set_slot", "idx", given[0]) || !required("set_slot", "value", given[1]) ||
+      !to_flag(given[2], allow_beyond) || !to_flag(given[3], allow_overwrite) ||
+      !to_index(given[0], index) || !check_tensor(given[1], "value")) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    const std::shared_ptr<Cache> cache = opened(self);
+    const at::Tensor value = THPVariable_Unpack(given[1]);
+    Slot outcome;
+    {
+      WithoutGil free;
+      outcome = cache->set(index, value, allow_overwrite);
+    }
+    switch (outcome) {
+      case Slot::Outside:
+        cache->throw_outside_dataset(index);
+      case Slot::Beyond:
+        if (!allow_beyond) cache->throw_outside_cache(index);
+        Py_RETURN_NONE;
+      case Slot::Occupied:
+        TORCH_CHECK(false, "Tried to overwrite non-empty slot idx=", index, " in SharedCache.");
+      case Slot::Froze:
+        if (!warn_frozen(*cache)) return nullptr;
+        Py_RETURN_NONE;
+      default:
+        Py_RETURN_NONE;
+    }
+  });
+}
+
+// Indices as an int64 tensor. Lists are read here, other things by torch.as_tensor in Python.
+bool to_indices(PyObject* object, at::Tensor& indices) {
+  if (THPVariable_Check(object)) {
+    indices = THPVariable_Unpack(object);
+    return true;
+  }
+  PyObject* items = PySequence_Fast(object, "indices must be a sequence of integers or a tensor");
+  if (!items) return false;
+  const Py_ssize_t n = PySequence_Fast_GET_SIZE(items);
+  indices = at::empty({n}, at::kLong);
+  auto* to = indices.mutable_data_ptr<int64_t>();
+  bool good = true;
+  for (Py_ssize_t i = 0; good && i < n; ++i) {
+    good = to_index(PySequence_Fast_GET_ITEM(items, i), to[i]);
+  }
+  Py_DECREF(items);
+  return good;
+}
+
+PyObject* get_many(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  std::array<PyObject*, 3> given;
+  int64_t threads = 1;
+  if (!parse<3>("get_many", {"indices", "out", "threads"}, args, nargs, kwnames, given) ||
+      !required("get_many", "indices", given[0]) ||
+      (given[2] && !to_index(given[2], threads))) {
+    return nullptr;
+  }
+  const bool has_out = given[1] && given[1] != Py_None;
+  if (has_out && !check_tensor(given[1], "out")) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const std::shared_ptr<Cache> cache = opened(self);
+    at::Tensor indices;
+    if (!to_indices(given[0], indices)) return nullptr;
+    std::optional<at::Tensor> out;
+    if (has_out) out = THPVariable_Unpack(given[1]);
+    std::tuple<at::Tensor, at::Tensor> result;
+    {
+      WithoutGil free;
+      result = cache->get_many(indices, out, threads);
+    }
+    PyObject* found = THPVariable_Wrap(std::move(std::get<1>(result)));
+    PyObject* batch = has_out ? Py_NewRef(given[1]) : THPVariable_Wrap(std::move(std::get<0>(result)));
+    return batch && found ? Py_BuildValue("NN", batch, found) : nullptr;
+  });
+}
+
+PyObject* set_many(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  std::array<PyObject*, 3> given;
+  bool allow_overwrite = false;
+  if (!parse<3>("set_many", {"indices", "batch", "allow_overwrite"}, args, nargs, kwnames,
+                given) ||
+      !required("set_many", "indices", given[0]) || !required("set_many", "batch", given[1]) ||
+      !to_flag(given[2], allow_overwrite) || !check_tensor(given[1], "batch")) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    const std::shared_ptr<Cache> cache = opened(self);
+    at::Tensor indices;
+    if (!to_indices(given[0], indices)) return nullptr;
+    const at::Tensor values = THPVariable_Unpack(given[1]);
+    std::tuple<at::Tensor, bool> result;
+    {
+      WithoutGil free;
+      result = cache->set_many(indices, values, allow_overwrite);
+    }
+    if (std::get<1>(result) && !warn_frozen(*cache)) return nullptr;
+    return THPVariable_Wrap(std::move(std::get<0>(result)));
+  });
+}
+
+// _open(limit_bytes, dataset_len, dims, dtype, name, private_name, backing, keep, verify,
+//       fingerprint, instance, pid, fd): SharedCache has checked the types.
+PyObject* open_cache(PyObject* self, PyObject* args) {
+  stocache::bridge::Options options;
+  unsigned long long limit = 0, length = 0;
+  PyObject *dims = nullptr, *dtype = nullptr;
+  const char *name = nullptr, *backing = nullptr, *fingerprint = nullptr, *instance = nullptr;
+  int private_name = 0, keep = 0, verify = 0, fd = -1;
+  unsigned int pid = 0;
+  if (!PyArg_ParseTuple(args, "KKO!OspsppssIi", &limit, &length, &PyTuple_Type, &dims, &dtype,
+                        &name, &private_name, &backing, &keep, &verify, &fingerprint, &instance,
+                        &pid, &fd)) {
+    return nullptr;
+  }
+  if (!THPDtype_Check(dtype)) {
+    PyErr_Format(PyExc_TypeError, "dtype is a %s; a torch.dtype is needed",
+                 Py_TYPE(dtype)->tp_name);
+    return nullptr;
+  }
+  const auto type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dims); ++i) {
+    int64_t dim = 0;
+    if (!to_index(PyTuple_GET_ITEM(dims, i), dim)) return nullptr;
+    options.dims.push_back(static_cast<uint64_t>(dim));
+  }
+  return guarded([&]() -> PyObject* {
+    options.limit_bytes = limit;
+    options.dataset_len = length;
+    options.dtype = static_cast<int32_t>(type);
+    options.item_bytes = c10::elementSize(type);
+    options.name = name;
+    options.private_name = private_name;
+    options.backing = backing;
+    options.keep = keep;
+    options.verify = verify;
+    options.fingerprint = fingerprint;
+    options.instance = instance;
+    options.pid = pid;
+    options.fd = fd;
+    std::shared_ptr<Cache> cache;
+    {
+      WithoutGil free;
+      cache = Cache::open(options);
+    }
+    reinterpret_cast<PyCache*>(self)->cache = std::move(cache);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* close_cache(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    reinterpret_cast<PyCache*>(self)->cache.reset();
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* facts(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    // Asked anew: pid and descriptor are those of this process, which may be a fork.
+    const auto& f = opened(self)->facts();
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:s,s:s,s:s,s:s,s:s,s:I,s:i,s:K}", "id", f.id,
+                         "dataset_len", f.dataset_len, "capacity", f.capacity, "slot_bytes",
+                         f.slot_bytes, "name", std::string(f.name).c_str(), "path",
+                         std::string(f.path).c_str(), "backing", std::string(f.backing).c_str(),
+                         "opened", std::string(f.opened).c_str(), "instance",
+                         std::string(f.instance).c_str(), "pid",
+                         static_cast<unsigned int>(getpid()), "fd", f.fd, "total_bytes",
+                         f.total_bytes);
+  });
+}
+
+PyObject* stats(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto s = opened(self)->stats();
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:O}", "hits", s.hits, "misses",
+                         s.misses, "fills", s.fills, "bytes", s.bytes, "waits", s.waits, "lost",
+                         s.lost, "dropped", s.dropped, "damaged", s.damaged, "filled", s.filled,
+                         "frozen", s.frozen ? Py_True : Py_False);
+  });
+}
+
+PyObject* slot_in_place(PyObject* self, PyObject* argument) {
+  int64_t index = 0;
+  if (!to_index(argument, index)) return nullptr;
+  return guarded([&] { return THPVariable_Wrap(opened(self)->slot_in_place(index)); });
+}
+
+// A tensor made without the GIL, because reserving its memory may take a while.
+template <at::Tensor (Cache::*make)() const>
+PyObject* tensor(PyObject* self, PyObject*) {
+  return guarded([&] {
+    const std::shared_ptr<Cache> cache = opened(self);
+    at::Tensor made;
+    {
+      WithoutGil free;
+      made = ((*cache).*make)();
+    }
+    return THPVariable_Wrap(std::move(made));
+  });
+}
+
+PyObject* clear(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const std::shared_ptr<Cache> cache = opened(self);
+    {
+      WithoutGil free;
+      cache->clear();
+    }
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* length(PyObject* self, PyObject*) {
+  return guarded([&] { return PyLong_FromUnsignedLongLong(opened(self)->facts().capacity); });
+}
+
+PyObject* sweep(PyObject*, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    PyObject* names = PyList_New(0);
+    for (const auto& name : stocache::bridge::sweep()) {
+      PyObject* text = PyUnicode_FromStringAndSize(name.data(), name.size());
+      if (!names || !text || PyList_Append(names, text) != 0) return nullptr;
+      Py_DECREF(text);
+    }
+    return names;
+  });
+}
+
+PyObject* is_open(PyObject* self, PyObject*) {
+  return PyBool_FromLong(reinterpret_cast<PyCache*>(self)->cache != nullptr);
+}
+
+template <typename Function>
+PyCFunction as_method(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+constexpr int kFast = METH_FASTCALL | METH_KEYWORDS;
+
+PyMethodDef cache_methods[] = {
+    {"get_slot", as_method(get_slot), kFast,
+     "get_slot(idx, allow_oob_idx=True, allow_empty_slot=True)\n--\n\n"
+     "The sample as a view of shared memory, or None if it is not cached."},
+    {"set_slot", as_method(set_slot), kFast,
+     "set_slot(idx, value, allow_oob_idx=True, allow_overwrite=False)\n--\n\n"
+     "Stores a copy of the sample; nothing happens beyond the cache."},
+    {"_get_many", as_method(get_many), kFast, nullptr},
+    {"_set_many", as_method(set_many), kFast, nullptr},
+    {"_open", open_cache, METH_VARARGS, nullptr},
+    {"_close", close_cache, METH_NOARGS, nullptr},
+    {"_is_open", is_open, METH_NOARGS, nullptr},
+    {"_facts", facts, METH_NOARGS, nullptr},
+    {"_stats", stats, METH_NOARGS, nullptr},
+    {"_slot_in_place", slot_in_place, METH_O, nullptr},
+    {"_array", tensor<&Cache::array>, METH_NOARGS, nullptr},
+    {"_states", tensor<&Cache::states>, METH_NOARGS, nullptr},
+    {"_length", length, METH_NOARGS, nullptr},
+    {"clear", clear, METH_NOARGS,
+     "clear()\n--\n\nEmpties every slot and lets a frozen cache take values again."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyObject* cache_new(PyTypeObject* type, PyObject*, PyObject*) {
+  auto* self = reinterpret_cast<PyCache*>(type->tp_alloc(type, 0));
+  if (self) new (&self->cache) std::shared_ptr<Cache>();
+  return reinterpret_cast<PyObject*>(self);
+}
+
+void cache_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  reinterpret_cast<PyCache*>(self)->cache.~shared_ptr();
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyType_Slot cache_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(cache_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(cache_dealloc)},
+    {Py_tp_methods, cache_methods},
+    {Py_tp_doc, const_cast<char*>("The native half of stocache.SharedCache.")},
+    {0, nullptr},
+};
+
+PyType_Spec cache_spec = {"stocache._C.Cache", sizeof(PyCache), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, cache_slots};
+
+PyMethodDef module_methods[] = {
+    {"sweep", sweep, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, module_methods,
+                          nullptr,               nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__C() {
+  PyObject* module = PyModule_Create(&module_def);
+  PyObject* type = PyType_FromSpec(&cache_spec);
+  if (!module || !type || PyModule_AddObject(module, "Cache", type) != 0) return nullptr;
+  return module;
+}

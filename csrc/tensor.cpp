@@ -1,0 +1,47 @@
+#include "tensor.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+
+#include <vector>
+
+#include "stocache-torch/src/bridge.rs.h"
+
+namespace stocache {
+namespace {
+
+void drop_pin(void* pin) { bridge::unpin(static_cast<bridge::Pin*>(pin)); }
+
+}  // namespace
+
+at::Tensor segment_tensor(bridge::Pin* pin, uint8_t* data, uint64_t bytes, at::IntArrayRef sizes,
+                          at::IntArrayRef strides, caffe2::TypeMeta dtype) {
+  c10::DataPtr memory(data, pin, &drop_pin, c10::Device(c10::DeviceType::CPU));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                       std::move(memory), /*allocator=*/nullptr,
+                                                       /*resizable=*/false);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)),
+                                                   c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                   dtype);
+  impl->set_sizes_and_strides(sizes, strides);
+  return at::Tensor(std::move(impl));
+}
+
+namespace bridge {
+
+std::unique_ptr<at::Tensor> over_segment(Pin* pin, uint8_t* data, uint64_t bytes,
+                                         ::rust::Slice<const int64_t> sizes, int32_t dtype) {
+  std::vector<int64_t> shape(sizes.begin(), sizes.end());
+  std::vector<int64_t> strides(shape.size());
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= shape[i];
+  }
+  auto type = c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(dtype));
+  return std::make_unique<at::Tensor>(segment_tensor(pin, data, bytes, shape, strides, type));
+}
+
+}  // namespace bridge
+}  // namespace stocache

@@ -1,0 +1,49 @@
+from typing import Any
+
+import torch
+
+class Cache:
+    def get_slot(
+        self, idx: int, allow_oob_idx: bool = True, allow_empty_slot: bool = True
+    ) -> torch.Tensor | None: ...
+    def set_slot(
+        self,
+        idx: int,
+        value: torch.Tensor,
+        allow_oob_idx: bool = True,
+        allow_overwrite: bool = False,
+    ) -> None: ...
+    def clear(self) -> None: ...
+    def _get_many(
+        self, indices: Any, out: torch.Tensor | None = None, threads: int = 1
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def _set_many(
+        self, indices: Any, batch: torch.Tensor, allow_overwrite: bool = False
+    ) -> torch.Tensor: ...
+    def _open(
+        self,
+        limit_bytes: int,
+        dataset_len: int,
+        dims: tuple[int, ...],
+        dtype: torch.dtype,
+        name: str,
+        private_name: bool,
+        backing: str,
+        keep: bool,
+        verify: bool,
+        fingerprint: str,
+        instance: str,
+        pid: int,
+        fd: int,
+        /,
+    ) -> None: ...
+    def _close(self) -> None: ...
+    def _is_open(self) -> bool: ...
+    def _facts(self) -> dict[str, Any]: ...
+    def _stats(self) -> dict[str, Any]: ...
+    def _slot_in_place(self, idx: int, /) -> torch.Tensor: ...
+    def _array(self) -> torch.Tensor: ...
+    def _states(self) -> torch.Tensor: ...
+    def _length(self) -> int: ...
+
+def sweep() -> list[str]: ...

@@ -1,0 +1,388 @@
+"""SharedCache: a tensor slot per sample, shared by every process of a job."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from stocache import _C, _job
+
+_GIB = 1 << 30
+Indices = Sequence[int] | torch.Tensor | Any  # also numpy arrays, which are not imported for this
+
+
+@dataclass(frozen=True)
+class SharedCacheStats:
+    """What a cache did so far, summed over all processes that used it."""
+
+    hits: int
+    """Look-ups that found the sample."""
+    misses: int
+    """Look-ups inside the dataset that did not."""
+    fills: int
+    """Samples written."""
+    bytes: int
+    """Bytes of samples written."""
+    waits: int
+    """Overwrites that waited for another writer of the same slot."""
+    lost: int
+    """Writes not done because another process had just done them."""
+    dropped: int
+    """Writes not done for lack of space or of a free writer's lease."""
+    damaged: int
+    """Slots whose checksum did not match (verify="always")."""
+    filled: int
+    """Slots that hold a sample now."""
+    capacity: int
+    """Slots."""
+    dataset_len: int
+    """Samples in the dataset."""
+    slot_bytes: int
+    """Bytes of one sample."""
+    frozen: bool
+    """No more samples are taken until clear(): the space ran out."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of look-ups that found the sample; 0 before the first."""
+        return self.hits / max(1, self.hits + self.misses)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.filled} of {self.capacity} slots filled "
+            f"({self.filled * self.slot_bytes / _GIB:.2f} GiB), "
+            f"{self.hits} hits, {self.misses} misses ({self.hit_rate:.1%} hit rate)"
+            + (", frozen" if self.frozen else "")
+        )
+
+
+class SharedCache(_C.Cache):
+    """A cache of equal-shaped samples in shared memory; drop-in for ``stocaching.SharedCache``.
+
+    One slot per sample, for as many samples as the limit holds: the first ``len(cache)`` of the
+    dataset. Every process that inherits or unpickles the cache, and under torchrun every rank of
+    the node, reads and fills the same slots.
+
+    >>> cache = SharedCache(size_limit_gib=0.001, dataset_len=10, data_dims=(3, 4), verbose=False)
+    >>> x = cache.get_slot(7)
+    >>> if x is None:
+    ...     x = torch.full((3, 4), 7, dtype=torch.uint8)
+    ...     cache.set_slot(7, x)
+    >>> cache.get_slot(7).sum().item()
+    84
+
+    Args:
+        size_limit_gib: The most the cache may take, in GiB; fractions are allowed.
+        dataset_len: Number of samples in the dataset.
+        data_dims: Shape of one sample, without the batch dimension.
+        dtype: Any torch dtype.
+        name: Share on purpose, with any process of this user on this node that gives the same name.
+        shared: False keeps a rank's cache to itself and its workers. Needed only if ranks hold
+            different data under equal attributes.
+        backing: "shm" is a file in /dev/shm, "memfd" memory outside of it; "auto" takes /dev/shm
+            where it has room.
+        keep: Leave the cache in /dev/shm when the last process exits, for the next run under the
+            same name.
+        fingerprint: Any text that says what the data are. A cache made with another is refused.
+        verify: "always" keeps a checksum per slot and checks it at every hit; a slot that somebody
+            wrote to through a view is then a miss instead of wrong data.
+        verbose: Print one line at creation.
+
+    A hit is a view, not a copy: editing it in place edits the cache. Clone it first, or use
+    ``get_many``, which copies.
+    """
+
+    _arguments: tuple[Any, ...] = ()
+
+    def __init__(
+        self,
+        size_limit_gib: float,
+        dataset_len: int,
+        data_dims: Sequence[int],
+        dtype: torch.dtype = torch.uint8,
+        *,
+        name: str | None = None,
+        shared: bool = True,
+        backing: str = "auto",
+        keep: bool = False,
+        fingerprint: str = "",
+        verify: str = "never",
+        verbose: bool = True,
+    ) -> None:
+        limit = _limit_bytes(size_limit_gib)
+        length = _whole("dataset_len", dataset_len, least=1)
+        dims = _dims(data_dims)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"Unsupported dtype: {dtype!r}; use a torch.dtype such as torch.uint8")
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name is a {type(name).__name__}; a str or None is needed")
+        if verify not in ("never", "always"):
+            raise ValueError(f'verify {verify!r} is not known; use "never" or "always"')
+        if keep and name is None:
+            raise ValueError("keep=True needs name=, so that the next run can find the cache")
+        if backing not in ("auto", "shm", "memfd"):
+            raise ValueError(f'backing {backing!r} is not known; use "auto", "shm" or "memfd"')
+        job = _job.job() if shared and name is None else None
+        if name is not None:
+            private = False
+        elif job is not None:
+            geometry = (limit, length, dims, str(dtype), backing, fingerprint, verify)
+            name = _job.shared_name(job, geometry, _caller(self))
+            private = False
+        else:
+            name = _job.random_name()
+            private = True
+        self._arguments = (
+            limit, length, dims, dtype, name, private, backing, bool(keep), verify == "always",
+            str(fingerprint),
+        )  # fmt: skip
+        self._open(*self._arguments, "", 0, -1)
+        if verbose:
+            self._announce(size_limit_gib)
+
+    def _announce(self, size_limit_gib: float) -> None:
+        facts = self._facts()
+        if facts["opened"] == "joined":
+            return  # whoever created it has said so
+        capacity, length = facts["capacity"], facts["dataset_len"]
+        size = (facts["slot_bytes"] + 1) * length / _GIB
+        fits = capacity == length
+        line = (
+            f"Dataset size ({size:.1f} GiB) {'fits in' if fits else 'exceeds'} cache limit "
+            f"({size_limit_gib} GiB). Allocating space to cache "
+            + (f"all {capacity} samples." if fits else f"{capacity} / {length} samples.")
+        )
+        if facts["opened"] == "resumed":
+            line += f" {facts['name']!r} was kept: {self.stats().filled} of them are filled."
+        elif facts["backing"] == "memfd" and self._arguments[6] == "auto":
+            line += " /dev/shm has too little room for it, so it lies in memory outside /dev/shm."
+        print(line, flush=True)
+
+    # Sharing
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = self._facts()
+        where = (facts["instance"], facts["pid"], facts["fd"])
+        return (_rejoin, (type(self), self._arguments, where), _extra_attributes(self))
+
+    @property
+    def name(self) -> str:
+        """The name under which other processes can join."""
+        return str(self._facts()["name"])
+
+    @property
+    def path(self) -> str | None:
+        """The file in /dev/shm, or None for a memfd."""
+        return self._facts()["path"] or None
+
+    @property
+    def backing(self) -> str:
+        """Where the memory is: "shm" or "memfd"."""
+        return str(self._facts()["backing"])
+
+    @property
+    def handle(self) -> int:
+        """The number by which ``torch.ops.stocache`` knows this cache in this process."""
+        return int(self._facts()["id"])
+
+    # The whole cache
+
+    @property
+    def array(self) -> torch.Tensor:
+        """All slots as one tensor of shape (len(cache), *data_dims).
+
+        Reserves the memory of every slot first, filled or not: direct access must not fail later.
+        """
+        return self._array()
+
+    @property
+    def underlying_array(self) -> torch.Tensor:
+        """The same as ``array``."""
+        return self._array()
+
+    @property
+    def aux_array(self) -> torch.Tensor:
+        """The state of every sample, live: 0 empty, 1 set, 2 beyond the cache, more: being written."""
+        return self._states()
+
+    @property
+    def fill_fraction(self) -> float:
+        """Share of the slots that are filled."""
+        stats = self._stats()
+        return float(stats["filled"]) / len(self)
+
+    def stats(self) -> SharedCacheStats:
+        """Counts of all processes so far."""
+        facts = self._facts()
+        shape = {key: facts[key] for key in ("capacity", "dataset_len", "slot_bytes")}
+        return SharedCacheStats(**self._stats(), **shape)
+
+    def __len__(self) -> int:
+        return self._length()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"{type(self).__name__}(closed)"
+        _, length, dims, dtype, name, *_ = self._arguments
+        return (
+            f"{type(self).__name__}({len(self)} of {length} samples, {dims}, {dtype}, "
+            f"{self.fill_fraction:.0%} filled, name={name!r})"
+        )
+
+    # Samples by index
+
+    def __getitem__(self, idx: Any) -> torch.Tensor:
+        place = self._place(idx)
+        return self.array[idx] if place is None else self._slot_in_place(place)
+
+    def __setitem__(self, idx: Any, value: Any) -> None:
+        place = self._place(idx)
+        if place is not None:
+            self.set_slot(place, self._filled_with(value, ()), False, True)
+        elif isinstance(idx, tuple):
+            self.array[idx] = value  # part of a slot: its state stays as it is
+        else:
+            # Slices, masks and lists of indices select whole slots.
+            rows = torch.arange(len(self))[idx]
+            self.set_many(rows, self._filled_with(value, (len(rows),)), allow_overwrite=True)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def _place(self, idx: Any) -> int | None:
+        """An integer index with negative ones counted from the end; None for other keys."""
+        if isinstance(idx, (bool, slice, tuple, list)) or idx is None or idx is Ellipsis:
+            return None
+        if isinstance(idx, torch.Tensor) and (idx.dim() > 0 or idx.dtype == torch.bool):
+            return None
+        try:
+            place = operator.index(idx)
+        except TypeError:
+            return None
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"index {place} is out of bounds of SharedCache of length {len(self)}")
+        return place % len(self)
+
+    def _filled_with(self, value: Any, batch: tuple[int, ...]) -> torch.Tensor:
+        """A number stands for a slot full of it; tensors must have the slot's shape and dtype."""
+        dims, dtype = self._arguments[2:4]
+        if isinstance(value, (bool, int, float, complex)):
+            return torch.full((*batch, *dims), value, dtype=dtype)
+        if batch and isinstance(value, torch.Tensor) and value.shape == dims:
+            return value.expand(*batch, *dims)
+        return value  # type: ignore[no-any-return]
+
+    # Many samples
+
+    def get_many(
+        self, indices: Indices, out: torch.Tensor | None = None, threads: int = 1
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies many samples in one call without the GIL.
+
+        Returns ``(batch, found)``: a tensor of shape (len(indices), *data_dims) and a bool tensor
+        that says which rows were cached; the other rows are zero. Without ``out``, the memory of an
+        earlier batch is used again once nothing refers to it.
+        """
+        return self._get_many(_as_indices(indices), out, threads)
+
+    def set_many(
+        self, indices: Indices, batch: torch.Tensor, allow_overwrite: bool = False
+    ) -> torch.Tensor:
+        """Stores many samples in one call without the GIL; returns which were stored.
+
+        Not stored, and no error, is what lies beyond the cache or is already there.
+        """
+        return self._set_many(_as_indices(indices), batch, allow_overwrite)
+
+    # The end
+
+    def close(self) -> None:
+        """Detaches this process; views stay valid. The last process to detach removes the cache."""
+        self._close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return not self._is_open()
+
+    def __enter__(self) -> SharedCache:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _rejoin(
+    kind: type[SharedCache], arguments: tuple[Any, ...], where: tuple[str, int, int]
+) -> SharedCache:
+    """The same cache in another process; an empty one of the same kind if it is gone."""
+    cache = kind.__new__(kind)
+    cache._arguments = arguments
+    cache._open(*arguments, *where)
+    return cache
+
+
+def _extra_attributes(cache: SharedCache) -> dict[str, Any] | None:
+    """What a subclass or a user put on the object."""
+    extra = {key: value for key, value in vars(cache).items() if key != "_arguments"}
+    return extra or None
+
+
+def _caller(cache: SharedCache) -> FrameType | None:
+    """The frame that constructs the cache: the first one outside its own __init__ methods."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_locals.get("self") is cache:
+        frame = frame.f_back
+    return frame
+
+
+def _as_indices(indices: Indices) -> Any:
+    if isinstance(indices, (torch.Tensor, list, tuple)):
+        return indices
+    return torch.as_tensor(indices, dtype=torch.int64) if not hasattr(indices, "dtype") else (
+        torch.as_tensor(indices)
+    )
+
+
+def _whole(what: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} is {value!r}; an integer of at least {least} is needed") from None
+    if number < least:
+        raise ValueError(f"{what} is {number}; it must be at least {least}")
+    if number >= 1 << 62:
+        raise ValueError(f"{what} is {number}; it must be below 2**62")
+    return number
+
+
+def _dims(data_dims: Any) -> tuple[int, ...]:
+    if isinstance(data_dims, (str, bytes)) or not hasattr(data_dims, "__iter__"):
+        raise TypeError(f"data_dims is {data_dims!r}; a tuple such as (3, 224, 224) is needed")
+    return tuple(_whole(f"dimension {i} of data_dims", dim, 1) for i, dim in enumerate(data_dims))
+
+
+def _limit_bytes(size_limit_gib: Any) -> int:
+    try:
+        gib = float(size_limit_gib)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"size_limit_gib is {size_limit_gib!r}; a number of GiB is needed"
+        ) from None
+    if not math.isfinite(gib) or gib <= 0:
+        raise ValueError(f"size_limit_gib is {size_limit_gib}; it must be a number above 0")
+    if gib >= 1 << 33:
+        raise ValueError(f"size_limit_gib is {size_limit_gib}; it must be below 2**33")
+    return int(gib * _GIB)

@@ -1,0 +1,453 @@
+//! The dense cache: one slot per sample of a dataset, loaded and stored by index.
+
+use crate::counters::{Count, Counters};
+use crate::error::{Error, Kind, Result};
+use crate::fault::{Fault, active};
+use crate::fork::{self, OpenCache};
+use crate::known::Known;
+use crate::layout::{Bytes, EPOCH_AT, FROZEN_AT, Geometry, Layout, slot_checksum};
+use crate::lease::Leases;
+use crate::memory::Mapping;
+use crate::segment::{Opened, Request, Segment};
+use crate::slot::{BEYOND, Claim, SET, Slots};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long an overwrite waits for another writer of the same slot before it lets that one win.
+const OVERWRITE_PATIENCE: Duration = Duration::from_millis(100);
+
+/// What a look-up found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// The slot's bytes begin at this offset of the mapping.
+    Hit(usize),
+    /// Nothing is stored, or it is being written just now.
+    Empty,
+    /// The sample lies beyond the capacity of the cache.
+    Beyond,
+    /// The index lies outside the dataset.
+    Outside,
+}
+
+/// What became of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// It can be loaded now.
+    Stored,
+    /// Another process stored, or is storing, this sample: nothing to do.
+    Lost,
+    /// The slot is filled and this process knew it; the old value stays.
+    Occupied,
+    /// The sample lies beyond the capacity of the cache.
+    Beyond,
+    /// The index lies outside the dataset.
+    Outside,
+    /// The cache takes no more values: no space, or no lease. `true` the first time.
+    Refused(bool),
+}
+
+/// Sums over all processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // the names are those of counters.rs
+pub struct Stats {
+    pub hits: u64,
+    pub misses: u64,
+    pub fills: u64,
+    pub bytes: u64,
+    pub waits: u64,
+    pub lost: u64,
+    pub dropped: u64,
+    pub damaged: u64,
+    /// Slots set at this moment.
+    pub filled: u64,
+    /// No more values are taken until `clear`.
+    pub frozen: bool,
+}
+
+/// A cache open in this process.
+pub struct Cache {
+    segment: Segment,
+    id: u64,
+    known: Known,
+    /// errno of the write that froze the cache, if it was ours; for the message.
+    frozen_by: AtomicU32,
+}
+
+impl Cache {
+    /// Joins the cache of that name, or makes it. A process has one `Cache` per segment.
+    pub fn open(request: &Request) -> Result<(Arc<Self>, Opened)> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let (segment, how) = Segment::open(request)?;
+        let file = segment.file();
+        // Dropping a cache takes the same lock, so what must go is kept until it is released.
+        let mut fresh = Some(Self {
+            known: Known::new(segment.header().geometry.capacity),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            segment,
+            frozen_by: AtomicU32::new(0),
+        });
+        let mut open = fork::open_caches();
+        let existing = open
+            .iter()
+            .find(|entry| entry.file == file)
+            .and_then(|entry| entry.cache.upgrade())
+            .and_then(|any| any.downcast::<Self>().ok());
+        let cache = match existing {
+            Some(existing) => existing,
+            None => {
+                open.retain(|entry| entry.cache.strong_count() > 0);
+                let cache = Arc::new(fresh.take().ok_or_else(|| Error::new(Kind::State, "opened twice"))?);
+                let any: Arc<dyn std::any::Any + Send + Sync> = cache.clone();
+                open.push(OpenCache { id: cache.id, file, cache: Arc::downgrade(&any) });
+                cache
+            }
+        };
+        drop(open);
+        drop(fresh);
+        cache.take_note();
+        Ok((cache, how))
+    }
+
+    /// The open cache with that number.
+    pub fn by_id(id: u64) -> Option<Arc<Self>> {
+        let open = fork::open_caches();
+        let any = open.iter().find(|entry| entry.id == id).and_then(|entry| entry.cache.upgrade());
+        drop(open);
+        any.and_then(|any| any.downcast().ok())
+    }
+
+    /// This cache's number in this process and its forks.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The segment under it.
+    pub fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
+    /// What it holds.
+    pub fn geometry(&self) -> &Geometry {
+        &self.segment.header().geometry
+    }
+
+    fn layout(&self) -> &Layout {
+        self.segment.layout()
+    }
+
+    fn mapping(&self) -> &Mapping {
+        self.segment.mapping()
+    }
+
+    fn slots(&self) -> Slots<'_> {
+        slots(self.mapping(), self.layout(), self.geometry())
+    }
+
+    fn counters(&self) -> Counters<'_> {
+        Counters(self.mapping())
+    }
+
+    fn leases(&self) -> Leases<'_> {
+        Leases(self.segment.anchor())
+    }
+
+    /// The index as a place in the cache, or why it is none.
+    #[inline]
+    fn place(&self, index: i64) -> std::result::Result<usize, Load> {
+        let geometry = self.geometry();
+        match u64::try_from(index) {
+            Ok(i) if i < geometry.capacity => Ok(i as usize),
+            Ok(i) if i < geometry.dataset_len => Err(Load::Beyond),
+            _ => Err(Load::Outside),
+        }
+    }
+
+    /// Notes what is set as this process begins to use the cache (known.rs).
+    fn take_note(&self) {
+        if !self.segment.anchor().informed.swap(true, Ordering::Relaxed) {
+            let slots = self.slots();
+            for i in 0..self.geometry().capacity as usize {
+                if slots.state(i) == SET {
+                    self.known.insert(i);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn take_note_after_fork(&self) {
+        if !self.segment.anchor().informed.load(Ordering::Relaxed) {
+            self.take_note();
+        }
+    }
+
+    /// Looks up a sample. On a hit the bytes stay readable at that place while the mapping is
+    /// held; they change only if somebody overwrites the slot or clears the cache.
+    #[inline]
+    pub fn load(&self, index: i64) -> Load {
+        self.take_note_after_fork();
+        let found = match self.place(index) {
+            Err(Load::Outside) => return Load::Outside,
+            Err(other) => other,
+            Ok(i) => self.look(i),
+        };
+        let count = if matches!(found, Load::Hit(_)) { Count::Hits } else { Count::Misses };
+        self.counters().add(count, 1);
+        found
+    }
+
+    #[inline]
+    fn look(&self, i: usize) -> Load {
+        let slots = self.slots();
+        if slots.state(i) == SET && (!self.geometry().verify || self.is_whole(i)) {
+            self.known.insert(i);
+            return Load::Hit(self.layout().slot_at(self.geometry(), i as u64) as usize);
+        }
+        self.known.remove(i);
+        Load::Empty
+    }
+
+    /// Compares a slot with its checksum; empties it if they differ.
+    #[cold]
+    fn is_whole(&self, i: usize) -> bool {
+        let slots = self.slots();
+        let at = self.layout().slot_at(self.geometry(), i as u64) as usize;
+        let bytes = self.geometry().slot_bytes as usize;
+        let check = &self.checks()[i];
+        let intact = slots.read_stable(i, || {
+            // Relaxed: ordered by the slot's state, like the bytes it belongs to.
+            self.mapping().checksum(at, bytes) == check.load(Ordering::Relaxed)
+        });
+        if intact == Some(false) {
+            self.discard(i);
+        }
+        intact == Some(true)
+    }
+
+    /// Empties a slot whose bytes are not what was stored.
+    #[cold]
+    fn discard(&self, i: usize) {
+        let slots = self.slots();
+        self.counters().add(Count::Damaged, 1);
+        if let Some(lease) = self.leases().mine(&slots)
+            && slots.claim(i, lease, true, &self.leases()) == Claim::Claimed
+        {
+            slots.abandon(i, lease);
+        }
+    }
+
+    fn checks(&self) -> &[AtomicU64] {
+        self.mapping().words(self.layout().checks_at as usize, self.geometry().capacity as usize)
+    }
+
+    /// Copies a sample to `to` if it is there and whole.
+    ///
+    /// # Safety
+    /// `to` must be valid for writes of `slot_bytes` bytes, outside the mapping.
+    #[allow(unsafe_code)] // the copy's target is a raw pointer
+    #[inline]
+    pub(crate) unsafe fn copy(&self, i: usize, to: *mut u8) -> bool {
+        let bytes = self.geometry().slot_bytes as usize;
+        let at = self.layout().slot_at(self.geometry(), i as u64) as usize;
+        let copied = self.slots().read_stable(i, || {
+            // SAFETY: `to` by the caller's promise.
+            unsafe { self.mapping().copy_out(at, to, bytes) };
+            // SAFETY: written just now, by us alone. The copy is checked, not the slot: it is the
+            // copy that the caller gets.
+            !self.geometry().verify || slot_checksum(unsafe { std::slice::from_raw_parts(to, bytes) })
+                == self.checks()[i].load(Ordering::Relaxed)
+        });
+        if copied == Some(false) {
+            self.discard(i);
+        }
+        copied == Some(true)
+    }
+
+    /// Checks many indices at once; the first one outside the dataset is the error.
+    pub(crate) fn places(&self, indices: &[i64]) -> Result<()> {
+        match indices.iter().find(|&&index| self.place(index) == Err(Load::Outside)) {
+            None => Ok(()),
+            Some(index) => Err(self.outside(*index)),
+        }
+    }
+
+    pub(crate) fn place_of(&self, index: i64) -> Option<usize> {
+        self.place(index).ok()
+    }
+
+    pub(crate) fn note_loads(&self, hits: u64, misses: u64) {
+        self.counters().add(Count::Hits, hits);
+        self.counters().add(Count::Misses, misses);
+    }
+
+    /// The error for an index outside the dataset.
+    pub fn outside(&self, index: i64) -> Error {
+        Error::new(
+            Kind::Index,
+            format!("Index {index} out of bounds for dataset of length {}", self.geometry().dataset_len),
+        )
+    }
+
+    /// Stores a sample. `bytes` must be exactly one slot long.
+    pub fn store(&self, index: i64, bytes: &[u8], overwrite: bool) -> Result<Store> {
+        if bytes.len() as u64 != self.geometry().slot_bytes {
+            return Err(Error::new(
+                Kind::Argument,
+                format!("a value of {} bytes does not fit a slot of {} bytes", bytes.len(), self.geometry().slot_bytes),
+            ));
+        }
+        self.take_note_after_fork();
+        let i = match self.place(index) {
+            Ok(i) => i,
+            Err(Load::Outside) => return Ok(Store::Outside),
+            Err(_) => return Ok(Store::Beyond),
+        };
+        let slots = self.slots();
+        // Known and still set: the answer needs neither a lease nor space.
+        if !overwrite && slots.state(i) == SET {
+            return Ok(self.already_set(i));
+        }
+        if self.frozen().load(Ordering::Relaxed) != 0 {
+            self.counters().add(Count::Dropped, 1);
+            return Ok(Store::Refused(false));
+        }
+        let Some(lease) = self.leases().mine(&slots) else {
+            self.counters().add(Count::Dropped, 1);
+            return Ok(Store::Refused(false));
+        };
+        match self.claim(i, lease, overwrite) {
+            Claim::Claimed => Ok(self.fill(i, lease, bytes)),
+            Claim::Occupied => Ok(self.already_set(i)),
+            Claim::Busy => {
+                self.counters().add(Count::Lost, 1);
+                Ok(Store::Lost)
+            }
+            Claim::Beyond => Ok(Store::Beyond),
+        }
+    }
+
+    fn already_set(&self, i: usize) -> Store {
+        if self.known.contains(i) {
+            return Store::Occupied;
+        }
+        self.known.insert(i);
+        self.counters().add(Count::Lost, 1);
+        Store::Lost
+    }
+
+    /// An overwrite waits, bounded, for a living writer of the slot; others need not.
+    fn claim(&self, i: usize, lease: u8, overwrite: bool) -> Claim {
+        let slots = self.slots();
+        let mut claim = slots.claim(i, lease, overwrite, &self.leases());
+        if claim == Claim::Busy && overwrite {
+            self.counters().add(Count::Waits, 1);
+            let began = Instant::now();
+            while claim == Claim::Busy && began.elapsed() < OVERWRITE_PATIENCE {
+                std::thread::sleep(Duration::from_micros(50));
+                claim = slots.claim(i, lease, overwrite, &self.leases());
+            }
+        }
+        claim
+    }
+
+    fn fill(&self, i: usize, lease: u8, bytes: &[u8]) -> Store {
+        let slots = self.slots();
+        if active(Fault::PublishEarly) {
+            slots.publish(i, lease);
+        }
+        let at = self.layout().slot_at(self.geometry(), i as u64);
+        if let Err(errno) = self.segment.write(bytes, at) {
+            slots.abandon(i, lease);
+            self.counters().add(Count::Dropped, 1);
+            self.frozen_by.store(errno.raw_os_error() as u32, Ordering::Relaxed);
+            return Store::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0);
+        }
+        if self.geometry().verify {
+            self.checks()[i].store(slot_checksum(bytes), Ordering::Relaxed);
+        }
+        let published = slots.publish(i, lease);
+        if !published && !active(Fault::PublishEarly) {
+            self.counters().add(Count::Lost, 1);
+            return Store::Lost;
+        }
+        self.known.insert(i);
+        self.counters().add(Count::Fills, 1);
+        self.counters().add(Count::Bytes, bytes.len() as u64);
+        Store::Stored
+    }
+
+    /// Why the cache froze, for the one warning.
+    pub fn frozen_reason(&self) -> String {
+        let errno = self.frozen_by.load(Ordering::Relaxed) as i32;
+        format!(
+            "the cache {:?} is frozen with {} of {} slots filled: writing a sample failed ({}); training goes on, \
+             what is cached stays, what is not is loaded from the source",
+            self.segment.name(),
+            self.slots().filled(),
+            self.geometry().capacity,
+            std::io::Error::from_raw_os_error(errno)
+        )
+    }
+
+    fn frozen(&self) -> &AtomicU32 {
+        self.mapping().half_word(FROZEN_AT)
+    }
+
+    /// Empties every slot, wipes its bytes and takes values again. The memory stays allocated.
+    pub fn clear(&self) -> Result<()> {
+        let slots = self.slots();
+        let lease = self.leases().mine(&slots).ok_or_else(|| {
+            Error::new(Kind::State, "too many processes are writing to this cache to clear it; try again later")
+        })?;
+        let zeros = vec![0u8; self.geometry().slot_bytes as usize];
+        let mut failed = None;
+        slots.clear(lease, |i| {
+            let wiped = self.segment.write(&zeros, self.layout().slot_at(self.geometry(), i as u64));
+            failed = failed.or(wiped.err());
+        });
+        self.frozen().store(0, Ordering::Relaxed);
+        failed.map_or(Ok(()), |errno| Err(Error::system("cannot wipe a slot", errno)))
+    }
+
+    /// Makes sure that touching slots `from..to` through the mapping cannot fail any more.
+    pub fn reserve(&self, from: u64, to: u64) -> Result<()> {
+        let (g, layout) = (self.geometry(), self.layout());
+        let (at, len) = (layout.data_at + from * g.slot_bytes, (to - from) * g.slot_bytes);
+        self.segment.reserve(at, len).map_err(|errno| {
+            Error::system(&format!("cannot reserve {} for direct access to the array", Bytes(len)), errno)
+        })
+    }
+
+    /// How many slots are set.
+    pub fn filled(&self) -> u64 {
+        self.slots().filled()
+    }
+
+    /// Sums over all processes.
+    pub fn stats(&self) -> Stats {
+        let counters = self.counters();
+        Stats {
+            hits: counters.sum(Count::Hits),
+            misses: counters.sum(Count::Misses),
+            fills: counters.sum(Count::Fills),
+            bytes: counters.sum(Count::Bytes),
+            waits: counters.sum(Count::Waits),
+            lost: counters.sum(Count::Lost),
+            dropped: counters.sum(Count::Dropped),
+            damaged: counters.sum(Count::Damaged),
+            filled: self.filled(),
+            frozen: self.frozen().load(Ordering::Relaxed) != 0,
+        }
+    }
+}
+
+/// The slot protocol over a mapping of that layout; also used on the heap-backed segment of tests.
+pub(crate) fn slots<'a>(mapping: &'a Mapping, layout: &Layout, geometry: &Geometry) -> Slots<'a> {
+    Slots::new(
+        mapping.bytes(layout.states_at as usize, geometry.capacity as usize),
+        &mapping.words(EPOCH_AT, 1)[0],
+    )
+}
+
+const _: () = assert!(BEYOND > SET); // states beyond the capacity are never looked at through Slots

@@ -1,0 +1,51 @@
+//! Counters of all processes, without contention: each process adds to a stripe of its own.
+
+use crate::fork;
+use crate::layout::{COUNTER_STRIPE_BYTES, COUNTER_STRIPES, COUNTERS_AT};
+use crate::memory::Mapping;
+use std::sync::atomic::Ordering;
+
+/// What is counted; the number is the place of the counter in a stripe.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Count {
+    /// Loads that found a value.
+    Hits = 0,
+    /// Loads inside the dataset that found none.
+    Misses = 1,
+    /// Values written.
+    Fills = 2,
+    /// Bytes of values written.
+    Bytes = 3,
+    /// Overwrites that waited for another writer.
+    Waits = 4,
+    /// Writes not done because another process had done or was doing them.
+    Lost = 5,
+    /// Writes not done for lack of space or of a lease.
+    Dropped = 6,
+    /// Slots whose checksum did not match.
+    Damaged = 7,
+}
+
+/// The counters of a segment.
+#[derive(Clone, Copy)]
+pub(crate) struct Counters<'a>(pub(crate) &'a Mapping);
+
+const WORDS: usize = COUNTER_STRIPE_BYTES / 8;
+
+impl Counters<'_> {
+    /// Relaxed: a count orders nothing.
+    #[inline]
+    pub(crate) fn add(&self, count: Count, n: u64) {
+        let stripe = fork::process() as usize % COUNTER_STRIPES;
+        let words = self.0.words(COUNTERS_AT + stripe * COUNTER_STRIPE_BYTES, WORDS);
+        words[count as usize].fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// The sum over all processes, the dead ones included.
+    pub(crate) fn sum(&self, count: Count) -> u64 {
+        self.0
+            .words(COUNTERS_AT, COUNTER_STRIPES * WORDS)
+            .chunks(WORDS)
+            .fold(0, |sum, stripe| sum.wrapping_add(stripe[count as usize].load(Ordering::Relaxed)))
+    }
+}

@@ -1,0 +1,267 @@
+//! What happens to open segments when the process forks or exits.
+//!
+//! A lock taken with flock or F_OFD_SETLK belongs to the open file description, and a forked child
+//! shares its parent's. Left alone, the parent could not tell that the child still uses the
+//! segment, and a dead parent's leases would live on in the child. So every fork gives the child
+//! an open file description of its own, *before* the child exists: there is no moment in which a
+//! process uses a segment without holding its own lock.
+//!
+//! ```text
+//!   prepare (parent)   open the segment anew through /proc/self/fd, lock it shared
+//!   parent             close that descriptor: the child has it now
+//!   child              dup3 it over the inherited number, forget the parent's lease
+//! ```
+//!
+//! Nothing here allocates, panics or takes a lock of std between prepare and parent/child.
+#![allow(unsafe_code)] // pthread_atfork, atexit and the raw calls that are allowed in them
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::{Arc, Once};
+
+/// The process-local side of one open segment: all that a fork must put right.
+pub(crate) struct Anchor {
+    /// The segment's descriptor; the number stays the same in every forked child.
+    pub(crate) fd: RawFd,
+    /// The descriptor prepared for a child, between prepare and parent/child; else -1.
+    spare: AtomicI32,
+    /// Another process shares our open file description, because no spare could be opened:
+    /// then we must neither take leases nor conclude that we are the last.
+    pub(crate) inherited: AtomicBool,
+    /// The lease of this process plus one; 0 if it has none yet.
+    pub(crate) lease: AtomicU32,
+    /// Held while a thread of this process looks at other leases (see lease.rs).
+    pub(crate) looking: AtomicBool,
+    /// This process has taken note of what was set when it began (see known.rs).
+    pub(crate) informed: AtomicBool,
+    /// Taken off the registry; the name was dealt with.
+    pub(crate) retired: AtomicBool,
+    /// What to do with the name when this process lets go of the segment.
+    pub(crate) on_release: fn(&Anchor),
+    /// The file's path, NUL-terminated, if it has one that we may remove.
+    pub(crate) path: Option<std::ffi::CString>,
+}
+
+impl Anchor {
+    pub(crate) fn new(fd: RawFd, path: Option<std::ffi::CString>, on_release: fn(&Anchor)) -> Self {
+        Self {
+            fd,
+            spare: AtomicI32::new(-1),
+            inherited: AtomicBool::new(false),
+            lease: AtomicU32::new(0),
+            looking: AtomicBool::new(false),
+            informed: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
+            on_release,
+            path,
+        }
+    }
+
+    /// Deals with the name, once.
+    pub(crate) fn release(&self) {
+        if !self.retired.swap(true, Ordering::AcqRel) {
+            (self.on_release)(self);
+        }
+    }
+}
+
+/// A lock that survives fork: the forking thread holds it across, both sides release it.
+pub(crate) struct ForkLock<T> {
+    held: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `value` is reached only through a guard, and a guard exists only while `held` is ours.
+unsafe impl<T: Send> Sync for ForkLock<T> {}
+
+pub(crate) struct ForkGuard<'a, T>(&'a ForkLock<T>);
+
+impl<T> ForkLock<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    /// Critical sections are a few pushes and look-ups long, so yielding is enough.
+    pub(crate) fn lock(&self) -> ForkGuard<'_, T> {
+        // SYNC POINT lock: Acquire here, Release in `unlock`.
+        while self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            std::thread::yield_now();
+        }
+        ForkGuard(self)
+    }
+
+    fn unlock(&self) {
+        self.held.store(false, Ordering::Release);
+    }
+}
+
+impl<T> Deref for ForkGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: the guard proves that `held` is ours.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for ForkGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and `&mut self` excludes other references through this guard.
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+
+impl<T> Drop for ForkGuard<'_, T> {
+    fn drop(&mut self) {
+        self.0.unlock();
+    }
+}
+
+/// The open segments of this process.
+static ANCHORS: ForkLock<Vec<Arc<Anchor>>> = ForkLock::new(Vec::new());
+/// Other fork-safe tables take their lock around a fork too, after `ANCHORS`.
+static OPEN: ForkLock<Vec<OpenCache>> = ForkLock::new(Vec::new());
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// One entry of the table of open caches.
+pub(crate) struct OpenCache {
+    pub(crate) id: u64,
+    /// Device and inode of the segment.
+    pub(crate) file: (u64, u64),
+    pub(crate) cache: std::sync::Weak<dyn std::any::Any + Send + Sync>,
+}
+
+/// The caches open in this process, so that a segment is mapped once and ops find it by number.
+pub(crate) fn open_caches() -> ForkGuard<'static, Vec<OpenCache>> {
+    OPEN.lock()
+}
+
+/// The pid, remembered: getpid is a system call.
+#[inline]
+pub(crate) fn process() -> u32 {
+    match PROCESS.load(Ordering::Relaxed) {
+        0 => {
+            let pid = std::process::id();
+            PROCESS.store(pid, Ordering::Relaxed);
+            pid
+        }
+        pid => pid,
+    }
+}
+
+/// From now on, forks and the exit of the process take care of this segment.
+pub(crate) fn register(anchor: Arc<Anchor>) {
+    static HANDLERS: Once = Once::new();
+    HANDLERS.call_once(|| {
+        if crate::fault::active(crate::fault::Fault::NoForkHandler) {
+            return;
+        }
+        // SAFETY: the handlers are plain functions that live as long as the library, which is
+        // never unloaded, and do only what is allowed between fork and exec.
+        unsafe {
+            libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
+            libc::atexit(exit);
+        }
+    });
+    process();
+    ANCHORS.lock().push(anchor);
+}
+
+/// Ends what `register` began.
+pub(crate) fn unregister(anchor: &Arc<Anchor>) {
+    ANCHORS.lock().retain(|a| !Arc::ptr_eq(a, anchor));
+}
+
+extern "C" fn prepare() {
+    let anchors = ANCHORS.lock();
+    for anchor in anchors.iter() {
+        anchor.spare.store(reopen(anchor.fd), Ordering::Relaxed);
+    }
+    std::mem::forget(anchors);
+    std::mem::forget(OPEN.lock());
+}
+
+extern "C" fn parent() {
+    OPEN.unlock();
+    let anchors = held_anchors();
+    for anchor in anchors.iter() {
+        match anchor.spare.swap(-1, Ordering::Relaxed) {
+            -1 => anchor.inherited.store(true, Ordering::Relaxed),
+            // SAFETY: a descriptor opened by `prepare`, not known to anybody else.
+            spare => drop(unsafe { libc::close(spare) }),
+        }
+    }
+}
+
+extern "C" fn child() {
+    OPEN.unlock();
+    let anchors = held_anchors();
+    // SAFETY: getpid cannot fail and is async-signal-safe.
+    PROCESS.store(unsafe { libc::getpid() } as u32, Ordering::Relaxed);
+    for anchor in anchors.iter() {
+        match anchor.spare.swap(-1, Ordering::Relaxed) {
+            -1 => anchor.inherited.store(true, Ordering::Relaxed),
+            spare => {
+                // SAFETY: both are open descriptors of this process; `spare` replaces the
+                // inherited description under the same number, then its own number goes.
+                unsafe {
+                    if libc::dup3(spare, anchor.fd, libc::O_CLOEXEC) < 0 {
+                        anchor.inherited.store(true, Ordering::Relaxed);
+                    }
+                    libc::close(spare);
+                }
+            }
+        }
+        anchor.lease.store(0, Ordering::Relaxed);
+        anchor.looking.store(false, Ordering::Relaxed);
+        anchor.informed.store(false, Ordering::Relaxed);
+    }
+}
+
+/// At a normal exit objects may never be dropped (globals of an interpreter), the name must go
+/// all the same. Views may still be read by other threads, so nothing is unmapped.
+extern "C" fn exit() {
+    for anchor in ANCHORS.lock().iter() {
+        anchor.release();
+    }
+}
+
+/// The guard that `prepare` left behind.
+fn held_anchors() -> ForkGuard<'static, Vec<Arc<Anchor>>> {
+    ForkGuard(&ANCHORS)
+}
+
+/// A new open file description of the same file, locked shared; -1 if that cannot be had.
+fn reopen(fd: RawFd) -> RawFd {
+    let path = proc_self_fd(fd);
+    // SAFETY: a NUL-terminated path on our stack; the descriptors are closed on every failure.
+    unsafe {
+        let spare = libc::open(path.as_ptr().cast(), libc::O_RDWR | libc::O_CLOEXEC);
+        if spare >= 0 && libc::flock(spare, libc::LOCK_SH | libc::LOCK_NB) != 0 {
+            libc::close(spare);
+            return -1;
+        }
+        spare
+    }
+}
+
+/// "/proc/self/fd/<fd>", NUL-terminated, without allocating.
+fn proc_self_fd(fd: RawFd) -> [u8; 32] {
+    use std::io::Write;
+    let mut path = [0; 32];
+    let mut rest = &mut path[..31];
+    let written = write!(rest, "/proc/self/fd/{fd}");
+    debug_assert!(written.is_ok());
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_of_a_descriptor_is_nul_terminated() {
+        assert_eq!(&proc_self_fd(i32::MAX)[..25], b"/proc/self/fd/2147483647\0");
+    }
+}

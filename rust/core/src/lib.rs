@@ -1,0 +1,57 @@
+//! The core of stocache: training samples in shared memory, safe with any number of processes.
+//!
+//! No torch and no Python here. Each module knows only those below it in this list:
+//!
+//! | module | role |
+//! | --- | --- |
+//! | [`cache`] | the dense cache: one slot per sample, loaded and stored by index |
+//! | [`gather`] | many slots at once, into one buffer |
+//! | [`known`] | what this process already knows to be set |
+//! | [`slot`] | the state byte of a slot: claim, publish, take over |
+//! | [`lease`] | proof that a writer lives: a locked byte the kernel frees |
+//! | [`counters`] | hits, misses and the like, without contention |
+//! | [`segment`] | one piece of shared memory: create, attach, detach, sweep |
+//! | [`space`] | what the mount, the cgroup and the machine really leave |
+//! | [`fork`] | what happens to open segments when the process forks or exits |
+//! | [`memory`] | the mapped bytes |
+//! | [`layout`] | the format, written down once |
+//! | [`primitive`] | atomics, real or modelled |
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+#![cfg_attr(loom, allow(dead_code))]
+
+mod fault;
+mod primitive;
+pub mod slot;
+
+mod error;
+pub mod layout;
+
+#[cfg(not(loom))]
+pub mod cache;
+#[cfg(not(loom))]
+mod counters;
+#[cfg(not(loom))]
+mod fork;
+#[cfg(not(loom))]
+mod gather;
+#[cfg(not(loom))]
+mod known;
+#[cfg(not(loom))]
+mod lease;
+#[cfg(not(loom))]
+mod memory;
+#[cfg(not(loom))]
+pub mod segment;
+#[cfg(not(loom))]
+pub mod space;
+
+#[cfg(not(loom))]
+pub use cache::{Cache, Load, Stats, Store};
+#[cfg(not(loom))]
+pub use memory::Mapping;
+#[cfg(not(loom))]
+pub use segment::{Backing, Join, Opened, Request, sweep};
+
+pub use error::{Error, Kind, Result};
+pub use layout::Geometry;

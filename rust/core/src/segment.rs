@@ -1,0 +1,629 @@
+//! One piece of shared memory per cache and node: create, attach, detach, sweep.
+//!
+//! A segment is a file in /dev/shm, or a memfd where /dev/shm is too small. Whoever uses it holds
+//! a shared flock on it, so "does anybody live?" is one question to the kernel: an exclusive lock
+//! can be had only if nobody does.
+//!
+//! ```text
+//!   create   O_TMPFILE, size, header, lock shared, then linkat: a kill before leaves nothing,
+//!            and a name never shows an unfinished segment
+//!   attach   open, check what it is; lock exclusive succeeds: a leftover, removed and made anew
+//!            (or, if kept, used again); else lock shared; no name any more: start over
+//!   detach   lock exclusive succeeds: we are the last, remove the name unless it is kept
+//!   sweep    the same test on all leftovers of this user: never by age, never by pid
+//! ```
+//!
+//! A memfd has no name to leave behind. Others find it by walking /proc/<pid>/fd of the same
+//! user; an abstract socket address serves as the lock under which one is looked for and made.
+
+use crate::error::{Error, Kind, Result};
+use crate::fault::{Fault, active};
+use crate::fork::{self, Anchor};
+use crate::layout::{self, Bytes, FORMAT, Geometry, HEADER_BYTES, Header, Layout};
+use crate::memory::Mapping;
+use crate::{slot, space};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::CString;
+use std::os::fd::IntoRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const SHM: &str = "/dev/shm";
+/// How long an attach may meet others who are just creating or removing the same name.
+const PATIENCE: Duration = Duration::from_secs(10);
+const RETRY: Duration = Duration::from_micros(200);
+
+/// Where the bytes live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// /dev/shm if it has room and leaves some to others, else a memfd.
+    Auto,
+    /// A file in /dev/shm.
+    Shm,
+    /// Anonymous memory with no size limit but that of the memory cgroup.
+    Memfd,
+}
+
+/// How a segment was come by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opened {
+    /// Made, empty.
+    Created,
+    /// Others use it already.
+    Joined,
+    /// Kept from an earlier run.
+    Resumed,
+}
+
+/// Where another process has the segment open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Join {
+    /// The segment's random number.
+    pub instance: u128,
+    /// A process that has it open.
+    pub pid: u32,
+    /// Its descriptor there.
+    pub fd: i32,
+}
+
+/// What to open.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The user's name for it, or a generated one.
+    pub name: String,
+    /// What it holds.
+    pub geometry: Geometry,
+    /// What the user says the data are; zero for nothing.
+    pub fingerprint: u128,
+    /// The name outlives the last process.
+    pub keep: bool,
+    /// Where the bytes live.
+    pub backing: Backing,
+    /// The name is random: nobody else can have it, so nobody needs to be looked for.
+    pub private: bool,
+    /// A process that has it open.
+    pub join: Option<Join>,
+}
+
+/// An open segment. Dropping it detaches; the mapping lives on in the views that hold it.
+pub struct Segment {
+    anchor: Arc<Anchor>,
+    mapping: Arc<Mapping>,
+    header: Header,
+    layout: Layout,
+    backing: Backing,
+    name: String,
+    file: (u64, u64),
+}
+
+impl Segment {
+    /// Joins the segment of that name, or makes it.
+    pub fn open(request: &Request) -> Result<(Self, Opened)> {
+        check_name(&request.name)?;
+        if request.keep && request.backing == Backing::Memfd {
+            return Err(Error::new(
+                Kind::Argument,
+                "keep=True needs backing=\"shm\": a memfd ends with its last process",
+            ));
+        }
+        let layout = request.geometry.layout()?;
+        space::check_file_size(layout.total)?;
+        if let Some(join) = request.join
+            && let Some(found) = Self::join_at(request, join.pid, join.fd, Some(join.instance))?
+        {
+            return Ok((found, Opened::Joined));
+        }
+        sweep();
+        let started = Instant::now();
+        while started.elapsed() < PATIENCE {
+            match Self::attach(request)? {
+                Attached::Open(segment, how) => return Ok((segment, how)),
+                Attached::Absent => {}
+                Attached::Changing => {
+                    std::thread::sleep(RETRY);
+                    continue;
+                }
+            }
+            // The name may be gone while the segment lives (somebody removed it).
+            if let Some(join) = request.join
+                && let Some(found) = Self::find(request, Some(join.instance))?
+            {
+                return Ok((found, Opened::Joined));
+            }
+            if request.backing != Backing::Shm
+                && !request.private
+                && let Some(found) = Self::find(request, None)?
+            {
+                return Ok((found, Opened::Joined));
+            }
+            let made = match choose(request, layout.total)? {
+                Backing::Memfd => Some(Self::create_memfd(request, started)?),
+                _ => Self::create(request)?.map(|segment| (segment, Opened::Created)),
+            };
+            if let Some(made) = made {
+                return Ok(made);
+            }
+        }
+        Err(Error::new(
+            Kind::State,
+            format!(
+                "others have been creating and removing the cache {:?} for {} s; use another name",
+                request.name,
+                PATIENCE.as_secs()
+            ),
+        ))
+    }
+
+    fn create(request: &Request) -> Result<Option<Self>> {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(CWD, SHM, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|errno| Error::system("cannot create a file in /dev/shm", errno))?;
+        let header = Self::lay_out(file.as_fd(), request)?;
+        lock(file.as_fd(), FlockOperation::NonBlockingLockShared)?;
+        let path = path_of(&request.name);
+        let magic = format!("/proc/self/fd/{}", file.as_raw_fd());
+        // The name is removed on detach unless it is kept, so the anchor learns it before it exists.
+        let segment = Self::assemble(file, header, request, Backing::Shm, Some(path.clone()))?;
+        segment.mark_beyond();
+        match rustix::fs::linkat(CWD, magic, CWD, &path, AtFlags::SYMLINK_FOLLOW) {
+            Ok(()) => Ok(Some(segment)),
+            Err(Errno::EXIST) => Ok(None),
+            Err(errno) => Err(Error::system(&format!("cannot name {}", path.display()), errno)),
+        }
+    }
+
+    /// Looks again and, if there is none, makes one, under a lock that ends with its holder.
+    fn create_memfd(request: &Request, started: Instant) -> Result<(Self, Opened)> {
+        let _lock = if request.private { None } else { Some(creation_lock(&request.name, started)?) };
+        if !request.private
+            && let Some(found) = Self::find(request, None)?
+        {
+            return Ok((found, Opened::Joined));
+        }
+        let file = rustix::fs::memfd_create(file_name(&request.name), rustix::fs::MemfdFlags::CLOEXEC)
+            .map_err(|errno| Error::system("cannot create a memfd", errno))?;
+        let header = Self::lay_out(file.as_fd(), request)?;
+        lock(file.as_fd(), FlockOperation::NonBlockingLockShared)?;
+        let segment = Self::assemble(file, header, request, Backing::Memfd, None)?;
+        segment.mark_beyond();
+        Ok((segment, Opened::Created))
+    }
+
+    /// Gives a new file its mode, its metadata and its length. The data stay a hole.
+    fn lay_out(file: BorrowedFd<'_>, request: &Request) -> Result<Header> {
+        let layout = request.geometry.layout()?;
+        let mut instance = [0; 16];
+        rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty())
+            .map_err(|errno| Error::system("no random numbers", errno))?;
+        let header = Header {
+            instance: u128::from_le_bytes(instance),
+            keep: request.keep,
+            fingerprint: request.fingerprint,
+            geometry: request.geometry.clone(),
+        };
+        let sized = || -> rustix::io::Result<()> {
+            rustix::fs::fchmod(file, Mode::RUSR | Mode::WUSR)?; // whatever the umask says
+            rustix::fs::fallocate(file, FallocateFlags::empty(), 0, layout.data_at)?;
+            rustix::fs::ftruncate(file, layout.total)
+        };
+        sized().map_err(|errno| {
+            let doing = format!("cannot reserve {} for the states of {} samples", Bytes(layout.data_at), request.geometry.dataset_len);
+            Error::system(&doing, errno)
+        })?;
+        write_all(file, &header.encode()?, 0).map_err(|errno| Error::system("cannot write the header", errno))?;
+        Ok(header)
+    }
+
+    /// The state bytes beyond the capacity say so, before anybody can see them.
+    fn mark_beyond(&self) {
+        let g = &self.header.geometry;
+        let mut at = self.layout.states_at + g.capacity;
+        let end = self.layout.states_at + g.dataset_len;
+        let chunk = [slot::BEYOND; 4096];
+        while at < end {
+            let n = (end - at).min(chunk.len() as u64);
+            self.mapping.write(at as usize, &chunk[..n as usize]);
+            at += n;
+        }
+    }
+
+    fn assemble(
+        file: OwnedFd,
+        header: Header,
+        request: &Request,
+        backing: Backing,
+        path: Option<PathBuf>,
+    ) -> Result<Self> {
+        let layout = header.geometry.layout()?;
+        let stat = rustix::fs::fstat(&file).map_err(|errno| Error::system("cannot look at the segment", errno))?;
+        let mapping = Mapping::map(file.as_fd(), layout.total as usize)
+            .map_err(|errno| Error::system(&format!("cannot map {}", Bytes(layout.total)), errno))?;
+        let removable = path
+            .filter(|_| !header.keep)
+            .and_then(|path| CString::new(path.into_os_string().into_encoded_bytes()).ok());
+        let anchor = Arc::new(Anchor::new(file.into_raw_fd(), removable, remove_if_last));
+        fork::register(anchor.clone());
+        Ok(Self {
+            anchor,
+            mapping: Arc::new(mapping),
+            header,
+            layout,
+            backing,
+            name: request.name.clone(),
+            file: (stat.st_dev, stat.st_ino),
+        })
+    }
+
+    /// One look at the name in /dev/shm.
+    fn attach(request: &Request) -> Result<Attached> {
+        let path = path_of(&request.name);
+        let refused = |why: &dyn std::fmt::Display| {
+            Error::new(
+                Kind::Refused,
+                format!("{} is not a cache we can use: {why}; remove it or use another name", path.display()),
+            )
+        };
+        let Some(file) = open_checked(&path).map_err(|why| refused(&why))? else {
+            return Ok(Attached::Absent);
+        };
+        let (bytes, len) = read_header(file.as_fd()).map_err(|why| refused(&why))?;
+        let header = Header::decode(&bytes, len).map_err(|why| refused(&why))?;
+        let how = match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) if header.keep => Opened::Resumed,
+            Ok(()) => {
+                unlink_same(file.as_fd(), &path);
+                return Ok(Attached::Absent);
+            }
+            Err(Errno::WOULDBLOCK) => Opened::Joined,
+            Err(errno) => return Err(Error::system("cannot lock the cache", errno)),
+        };
+        if lock(file.as_fd(), FlockOperation::NonBlockingLockShared).is_err() || links(file.as_fd()) == 0 {
+            return Ok(Attached::Changing);
+        }
+        Self::check_same(request, &header)?;
+        let segment = Self::assemble(file, header, request, Backing::Shm, Some(path))?;
+        Ok(Attached::Open(segment, how))
+    }
+
+    /// The segment that process `pid` has open as `fd`, if it is the one we look for.
+    fn join_at(request: &Request, pid: u32, fd: i32, instance: Option<u128>) -> Result<Option<Self>> {
+        let link = PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
+        let Ok(target) = std::fs::read_link(&link) else { return Ok(None) };
+        let Some(backing) = backing_of(&target, &request.name) else { return Ok(None) };
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let Ok(file) = rustix::fs::openat(CWD, &link, flags, Mode::empty()) else { return Ok(None) };
+        let Ok((bytes, len)) = read_header(file.as_fd()) else { return Ok(None) };
+        let Ok(header) = Header::decode(&bytes, len) else { return Ok(None) };
+        let wanted = instance.is_none_or(|instance| instance == header.instance);
+        if !wanted || lock(file.as_fd(), FlockOperation::NonBlockingLockShared).is_err() {
+            return Ok(None);
+        }
+        Self::check_same(request, &header)?;
+        let path = (backing == Backing::Shm && links(file.as_fd()) > 0).then(|| path_of(&request.name));
+        Self::assemble(file, header, request, backing, path).map(Some)
+    }
+
+    /// Walks the descriptors of all processes of this user. With an instance any backing will do,
+    /// without one only a memfd: a file in /dev/shm that lost its name is joined by its own only.
+    fn find(request: &Request, instance: Option<u128>) -> Result<Option<Self>> {
+        for pid in numbers(Path::new("/proc")) {
+            for fd in numbers(&PathBuf::from(format!("/proc/{pid}/fd"))) {
+                let link = format!("/proc/{pid}/fd/{fd}");
+                let backing = std::fs::read_link(link).ok().and_then(|to| backing_of(&to, &request.name));
+                let candidate = match backing {
+                    Some(Backing::Memfd) => true,
+                    Some(_) => instance.is_some(),
+                    None => false,
+                };
+                if candidate && let Some(found) = Self::join_at(request, pid, fd as i32, instance)? {
+                    return Ok(Some(found));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn check_same(request: &Request, header: &Header) -> Result<()> {
+        if header.geometry != request.geometry {
+            return Err(Error::new(
+                Kind::Argument,
+                format!(
+                    "geometry: the cache {:?} exists with {}, but {} was asked for; use another name or the same arguments",
+                    request.name, header.geometry, request.geometry
+                ),
+            ));
+        }
+        if header.fingerprint != request.fingerprint {
+            return Err(Error::new(
+                Kind::Argument,
+                format!("fingerprint: the cache {:?} was made for other data; use another name or remove it", request.name),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The shared bytes. Keep this to keep them mapped.
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    pub(crate) fn anchor(&self) -> &Anchor {
+        &self.anchor
+    }
+
+    /// What the segment says of itself.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Where everything lies in it.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Where its bytes live; never [`Backing::Auto`].
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// The name it was opened by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its file, if it has one.
+    pub fn path(&self) -> Option<PathBuf> {
+        (self.backing == Backing::Shm).then(|| path_of(&self.name))
+    }
+
+    pub(crate) fn file(&self) -> (u64, u64) {
+        self.file
+    }
+
+    /// How another process finds this very segment.
+    pub fn join(&self) -> Join {
+        Join { instance: self.header.instance, pid: std::process::id(), fd: self.anchor.fd }
+    }
+
+    /// Writes `bytes` at `at` with pwrite: faster than through a fresh mapping, and a full mount is
+    /// an error instead of a SIGBUS.
+    pub(crate) fn write(&self, bytes: &[u8], at: u64) -> rustix::io::Result<()> {
+        if active(Fault::WriteThroughMapping) {
+            self.mapping.write(at as usize, bytes);
+            return Ok(());
+        }
+        write_all(self.fd(), bytes, at)
+    }
+
+    /// Makes sure that touching `len` bytes at `at` cannot fail any more.
+    pub(crate) fn reserve(&self, at: u64, len: u64) -> rustix::io::Result<()> {
+        rustix::fs::fallocate(self.fd(), FallocateFlags::empty(), at, len)
+    }
+
+    #[allow(unsafe_code)] // borrowing the number that the anchor owns
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open from `assemble` to `drop`, and `self` outlives the borrow.
+        unsafe { BorrowedFd::borrow_raw(self.anchor.fd) }
+    }
+}
+
+impl Drop for Segment {
+    #[allow(unsafe_code)] // closing the number that the anchor owned
+    fn drop(&mut self) {
+        fork::unregister(&self.anchor);
+        self.anchor.release();
+        // SAFETY: opened in `assemble`'s caller, owned by this segment alone, used by nobody after.
+        unsafe { libc::close(self.anchor.fd) };
+    }
+}
+
+enum Attached {
+    Open(Segment, Opened),
+    Absent,
+    /// Somebody is creating or removing it: look again.
+    Changing,
+}
+
+/// Removes what processes of this user left behind: segments nobody uses and that are not kept.
+/// Returns their names. What cannot be looked at is left alone.
+pub fn sweep() -> Vec<String> {
+    let prefix = file_prefix();
+    let Ok(entries) = std::fs::read_dir(SHM) else { return Vec::new() };
+    entries
+        .filter_map(|entry| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            let path = Path::new(SHM).join(name.strip_prefix(&prefix).map(|_| &name)?);
+            let file = open_checked(&path).ok()??;
+            let (bytes, _) = read_header(file.as_fd()).ok()?;
+            let leftover = layout::is_ours(&bytes)
+                && !layout::is_kept(&bytes)
+                && rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+            (leftover && unlink_same(file.as_fd(), &path)).then_some(name)
+        })
+        .collect()
+}
+
+/// Detach: if nobody else holds the segment, its name goes.
+fn remove_if_last(anchor: &Anchor) {
+    let Some(path) = &anchor.path else { return };
+    if anchor.inherited.load(Ordering::Relaxed) {
+        return; // a lock of ours would say nothing: another process shares it
+    }
+    #[allow(unsafe_code)] // borrowing the anchor's descriptor
+    // SAFETY: open while the anchor is registered; released before it is closed.
+    let file = unsafe { BorrowedFd::borrow_raw(anchor.fd) };
+    let last = rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok();
+    if last || active(Fault::UnlinkLive) {
+        unlink_same(file, Path::new(&*path.to_string_lossy()));
+    }
+}
+
+/// Removes `path` if it still names `file`. Call it with the exclusive lock held: by the rules
+/// above nobody else can then remove or replace the name.
+fn unlink_same(file: BorrowedFd<'_>, path: &Path) -> bool {
+    let same = |a: rustix::fs::Stat, b: rustix::fs::Stat| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino);
+    match (rustix::fs::fstat(file), rustix::fs::lstat(path)) {
+        (Ok(ours), Ok(named)) if ours.st_nlink > 0 && same(ours, named) => rustix::fs::unlink(path).is_ok(),
+        _ => false,
+    }
+}
+
+/// Opens what is at `path` if it can only be a segment of ours; `None` if nothing is there.
+fn open_checked(path: &Path) -> std::result::Result<Option<OwnedFd>, String> {
+    let stat = match rustix::fs::lstat(path) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(format!("cannot look at it ({errno})")),
+    };
+    match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
+        rustix::fs::FileType::RegularFile => {}
+        rustix::fs::FileType::Symlink => return Err("symlink: it is a symbolic link".into()),
+        other => return Err(format!("type: it is not a regular file but a {other:?}")),
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    if stat.st_uid != uid {
+        return Err(format!("owner: it belongs to user {}, we are user {uid}", stat.st_uid));
+    }
+    if stat.st_mode & 0o7777 != 0o600 {
+        return Err(format!("mode: others may reach it (mode {:o}, not 600)", stat.st_mode & 0o7777));
+    }
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(format!("cannot open it ({errno})")),
+    };
+    let opened = rustix::fs::fstat(&file).map_err(|errno| format!("cannot look at it ({errno})"))?;
+    // Replaced between the two looks: whatever it is now, it is not what was checked.
+    if (opened.st_dev, opened.st_ino) != (stat.st_dev, stat.st_ino) {
+        return Ok(None);
+    }
+    Ok(Some(file))
+}
+
+fn read_header(file: BorrowedFd<'_>) -> std::result::Result<([u8; HEADER_BYTES], u64), String> {
+    let stat = rustix::fs::fstat(file).map_err(|errno| format!("cannot look at it ({errno})"))?;
+    let mut bytes = [0; HEADER_BYTES];
+    match rustix::io::pread(file, &mut bytes[..], 0) {
+        Ok(HEADER_BYTES) => Ok((bytes, stat.st_size as u64)),
+        Ok(n) => Err(format!("size: it has only {n} bytes")),
+        Err(errno) => Err(format!("cannot read it ({errno})")),
+    }
+}
+
+fn write_all(file: BorrowedFd<'_>, mut bytes: &[u8], mut at: u64) -> rustix::io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::pwrite(file, bytes, at) {
+            Ok(0) => return Err(Errno::NOSPC),
+            Ok(n) => {
+                bytes = &bytes[n..];
+                at += n as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+fn choose(request: &Request, need: u64) -> Result<Backing> {
+    space::check_memory(need)?;
+    if request.backing == Backing::Memfd {
+        return Ok(Backing::Memfd);
+    }
+    let mount = match space::mount(Path::new(SHM)) {
+        Ok(mount) => mount,
+        Err(_) if request.backing == Backing::Auto && !request.keep => return Ok(Backing::Memfd),
+        Err(error) => return Err(error),
+    };
+    let forced = request.backing == Backing::Shm;
+    let reserve = if forced { 0 } else { space::headroom(mount.size) };
+    if need.saturating_add(reserve) <= mount.free {
+        return Ok(Backing::Shm);
+    }
+    if !forced && !request.keep {
+        return Ok(Backing::Memfd);
+    }
+    Err(Error::new(
+        Kind::Space,
+        format!(
+            "the cache needs {} but /dev/shm has {} free{}; lower size_limit_gib, remount it larger (mount -o remount,size=… /dev/shm) or use backing=\"memfd\"",
+            Bytes(need),
+            Bytes(mount.free),
+            if reserve > 0 { format!(", of which {} stay free for others", Bytes(reserve)) } else { String::new() },
+        ),
+    ))
+}
+
+/// Held while a memfd of that name is looked for and made; the kernel ends it with its holder.
+fn creation_lock(name: &str, started: Instant) -> Result<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+    // The address is at most 107 bytes, a name may be longer.
+    let address = format!("{}{:032x}", file_prefix(), xxhash_rust::xxh3::xxh3_128(name.as_bytes()));
+    let lock = || -> rustix::io::Result<OwnedFd> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        bind(&socket, &SocketAddrUnix::new_abstract_name(address.as_bytes())?)?;
+        Ok(socket)
+    };
+    loop {
+        match lock() {
+            Ok(socket) => return Ok(socket),
+            Err(Errno::ADDRINUSE) if started.elapsed() < PATIENCE => std::thread::sleep(RETRY),
+            Err(errno) => return Err(Error::system(&format!("cannot lock the creation of {name:?}"), errno)),
+        }
+    }
+}
+
+fn lock(file: BorrowedFd<'_>, how: FlockOperation) -> Result<()> {
+    rustix::fs::flock(file, how).map_err(|errno| Error::system("cannot lock the cache", errno))
+}
+
+fn links(file: BorrowedFd<'_>) -> u64 {
+    rustix::fs::fstat(file).map_or(0, |stat| stat.st_nlink)
+}
+
+/// "/memfd:stocache-…" or "/dev/shm/stocache-…", with or without " (deleted)".
+fn backing_of(target: &Path, name: &str) -> Option<Backing> {
+    let target = target.to_str()?;
+    let target = target.strip_suffix(" (deleted)").unwrap_or(target);
+    let file = file_name(name);
+    if target.strip_prefix("/memfd:") == Some(&file) {
+        Some(Backing::Memfd)
+    } else if Path::new(target) == path_of(name) {
+        Some(Backing::Shm)
+    } else {
+        None
+    }
+}
+
+fn numbers(dir: &Path) -> Vec<u32> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn file_prefix() -> String {
+    format!("stocache-{}-", rustix::process::geteuid().as_raw())
+}
+
+fn file_name(name: &str) -> String {
+    format!("{}{FORMAT}-{name}", file_prefix())
+}
+
+fn path_of(name: &str) -> PathBuf {
+    Path::new(SHM).join(file_name(name))
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if (1..=100).contains(&name.len()) && name.chars().all(allowed) {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::Argument,
+        format!("name {name:?} is not allowed: use 1 to 100 letters, digits, dots, dashes and underscores"),
+    ))
+}

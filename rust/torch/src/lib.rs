@@ -1,0 +1,10 @@
+//! tch and cxx glue: the core's caches as libtorch tensors.
+//!
+//! [`bridge`] is the whole boundary, [`handle`] what it forwards to, [`tensor`] how tensors cross
+//! it, [`guard`] what keeps a panic from crossing.
+#![deny(unsafe_code)]
+
+mod bridge;
+mod guard;
+mod handle;
+mod tensor;

@@ -1,0 +1,98 @@
+"""Builds the native libraries: cargo for the Rust core, then CMake for csrc.
+
+Metadata lives in pyproject.toml. Needs torch in the environment that builds:
+``pip install --no-build-isolation .``
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+TORCH_FOR_TCH = "2.13.0"  # what tch 0.26 is made for
+
+
+def run(*command: str, env: dict[str, str] | None = None) -> None:
+    print("+", *command, flush=True)
+    subprocess.run(command, check=True, cwd=ROOT, env=env)
+
+
+def tool(name: str, remedy: str) -> str:
+    # A tool installed by pip stands next to the interpreter, which need not be on PATH.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = shutil.which(name, path=path)
+    if not found:
+        raise SystemExit(f"stocache needs {name} to build: {remedy}")
+    return found
+
+
+class BuildNative(build_ext):
+    """One command for the extension: Rust static library, then the two shared libraries."""
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            import torch
+        except ImportError:
+            raise SystemExit(
+                "stocache builds against the torch it will run with: "
+                f"pip install torch=={TORCH_FOR_TCH}, then pip install --no-build-isolation ."
+            ) from None
+        version = torch.__version__.split("+")[0]
+        if version != TORCH_FOR_TCH:
+            raise SystemExit(
+                f"stocache needs torch {TORCH_FOR_TCH} to build, found {version}: "
+                f"pip install torch=={TORCH_FOR_TCH}"
+            )
+        torch_dir = Path(torch.__file__).parent
+        target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+        package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
+        self.build_rust(torch_dir, target)
+        self.build_cpp(torch_dir, target, package)
+        (package / "_built_for.py").write_text(
+            "# Written by setup.py.\n"
+            f'TORCH = "{version}"\n'
+        )
+
+    def build_rust(self, torch_dir: Path, target: Path) -> None:
+        include = [torch_dir / "include", torch_dir / "include/torch/csrc/api/include"]
+        env = os.environ | {
+            "CARGO_TARGET_DIR": str(target),
+            "LIBTORCH_USE_PYTORCH": "1",
+            "STOCACHE_TORCH_INCLUDE": ":".join(map(str, include)),
+            # torch-sys asks the "python3" (in a venv "python") it finds first.
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        }
+        cargo = tool("cargo", "install Rust 1.90 or newer")
+        run(cargo, "build", "--release", "--locked", "-p", "stocache-torch", env=env)
+
+    def build_cpp(self, torch_dir: Path, target: Path, package: Path) -> None:
+        cmake = tool("cmake", "pip install cmake")
+        build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
+        run(
+            cmake,
+            "-S", str(ROOT / "csrc"),
+            "-B", str(build),
+            "-G", "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja', 'pip install ninja')}",
+            f"-DCMAKE_INSTALL_PREFIX={package}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DTORCH_DIR={torch_dir}",
+            f"-DRUST_LIBRARY={target / 'release/libstocache_torch.a'}",
+            f"-DRUST_INCLUDE={target / 'cxxbridge'}",
+        )  # fmt: skip
+        run(cmake, "--build", str(build))
+        run(cmake, "--install", str(build), "--strip")
+
+
+setup(
+    packages=["stocache"],
+    package_dir={"": "python"},
+    package_data={"stocache": ["py.typed", "*.pyi"]},
+    ext_modules=[Extension("stocache._C", sources=[])],
+    cmdclass={"build_ext": BuildNative},
+)

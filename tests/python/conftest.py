@@ -1,0 +1,277 @@
+"""Options and fixtures of the Python tests, and the rule that a test leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import glob
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+# Spawned workers and child scripts import samples.py by name, whatever the current directory and
+# pytest's import mode are.
+sys.path.insert(0, str(HERE))
+
+torch = pytest.importorskip("torch")
+import stocache  # noqa: E402
+
+# A forked child hangs in OpenMP when its parent has ever run a parallel region. One thread in the
+# parent keeps every forked child of every test usable, as DataLoader does for its workers.
+torch.set_num_threads(1)
+
+SERIAL = itertools.count()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--long", action="store_true", help="run the fault tests at their full counts (hours)"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.when == "call":
+        item.stash[CALL_FAILED] = report.failed
+    return report
+
+
+CALL_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture
+def scale(request):
+    """scale(quick, full): the count to use in this run."""
+    return lambda quick, full: full if request.config.getoption("--long") else quick
+
+
+# What must not be left behind
+
+
+def shm_objects() -> set[str]:
+    return set(glob.glob("/dev/shm/stocache-*"))
+
+
+def child_pids() -> dict[int, str]:
+    """This process's children, without the helpers that multiprocessing keeps for its lifetime."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+            cmdline = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue  # it ended while we looked
+        keeper = "multiprocessing.resource_tracker" in cmdline or "forkserver" in cmdline
+        if int(fields[1]) == os.getpid() and not keeper:
+            found[int(stat.parent.name)] = f"{cmdline.strip() or '?'} (state {fields[0]})"
+    return found
+
+
+def mount_points() -> set[str]:
+    return {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
+
+
+def own_cgroups() -> set[str]:
+    return set(glob.glob("/sys/fs/cgroup/memory/**/stocache-test-*", recursive=True))
+
+
+def held_by_strangers(path: str) -> bool:
+    """Whether a process that is no descendant of this one has `path` open, so it is not ours."""
+    for link in glob.glob("/proc/[0-9]*/fd/*"):
+        try:
+            if os.readlink(link) == path and not descends_from_us(int(link.split("/")[2])):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def descends_from_us(pid: int) -> bool:
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request):
+    """Fails a test that leaves a cache in /dev/shm, a process, a mount or a cgroup behind."""
+    checks = (shm_objects, mount_points, own_cgroups)
+    before = [check() for check in checks]
+    children = set(child_pids())
+    yield
+    deadline = time.monotonic() + 10
+    while True:
+        gc.collect()
+        left = [path for path in shm_objects() - before[0] if not held_by_strangers(path)]
+        left += [f"mount {m}" for m in mount_points() - before[1]]
+        left += [f"cgroup {c}" for c in own_cgroups() - before[2]]
+        orphans = {pid: what for pid, what in child_pids().items() if pid not in children}
+        if not left and not orphans:
+            return
+        if time.monotonic() > deadline or request.node.stash.get(CALL_FAILED, True):
+            break
+        time.sleep(0.05)
+    for pid in orphans:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    left += [f"process {pid}: {what}" for pid, what in orphans.items()]
+    # A failed test keeps its caches alive in its traceback; its failure is report enough.
+    if not request.node.stash.get(CALL_FAILED, True):
+        pytest.fail("left behind: " + "; ".join(left))
+
+
+# Helpers
+
+
+@pytest.fixture
+def unique_name():
+    """A function that returns a cache name no other test, run or user has."""
+    return lambda: f"test-{os.getpid()}-{next(SERIAL)}-{random.SystemRandom().getrandbits(40):x}"
+
+
+@pytest.fixture
+def seed():
+    """A fresh seed, printed so that a failure can be repeated with STOCACHE_TEST_SEED."""
+    value = int(os.environ.get("STOCACHE_TEST_SEED") or random.SystemRandom().getrandbits(32))
+    print(f"STOCACHE_TEST_SEED={value}")
+    return value
+
+
+@pytest.fixture
+def make_cache():
+    """SharedCache without the start message; every cache made here is closed after the test."""
+    made = []
+
+    def make(size_limit_gib=0.01, dataset_len=8, data_dims=(4,), dtype=torch.uint8, **options):
+        options.setdefault("verbose", False)
+        cache = stocache.SharedCache(size_limit_gib, dataset_len, data_dims, dtype, **options)
+        made.append(cache)
+        return cache
+
+    yield make
+    for cache in made:
+        cache.close()
+
+
+class Script:
+    """A Python child that runs a script of its own, started fresh as a user's program would be."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.tmp_path = tmp_path
+        self.running: list[subprocess.Popen] = []
+
+    def start(self, source: str, *args, prefix=(), env=None, **options) -> subprocess.Popen:
+        path = self.tmp_path / f"script{next(SERIAL)}.py"
+        path.write_text(textwrap.dedent(source))
+        environment = {**os.environ, **(env or {})}
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(HERE), environment.get("PYTHONPATH")])
+        )
+        child = subprocess.Popen(
+            [*prefix, sys.executable, str(path), *map(str, args)],
+            cwd=self.tmp_path,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            **options,
+        )
+        self.running.append(child)
+        return child
+
+    def __call__(self, source: str, *args, timeout=120, check=True, **options):
+        child = self.start(source, *args, **options)
+        out, err = child.communicate(timeout=timeout)
+        if check and child.returncode != 0:
+            pytest.fail(f"script ended with {child.returncode}\n{out}\n{err}")
+        return subprocess.CompletedProcess(child.args, child.returncode, out, err)
+
+    def kill_group(self, child: subprocess.Popen) -> None:
+        """SIGKILL for the script and everything it forked: each has its own session."""
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+
+
+@pytest.fixture
+def run_script(tmp_path):
+    script = Script(tmp_path)
+    yield script
+    for child in script.running:
+        if child.poll() is None:
+            script.kill_group(child)
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            pipe.close()
+
+
+def _report(send, function, args) -> None:
+    torch.set_num_threads(1)
+    try:
+        send.send((True, function(*args)))
+    except BaseException:
+        send.send((False, traceback.format_exc()))
+
+
+@pytest.fixture
+def in_child():
+    """in_child(f, *args) is f(*args) in a forked process. A death by signal (SIGBUS, SIGSEGV) or a
+    hang fails the test instead of ending it."""
+    context = multiprocessing.get_context("fork")
+    started = []
+
+    def run(function, *args, timeout=120):
+        receive, send = context.Pipe(duplex=False)
+        child = context.Process(target=_report, args=(send, function, args))
+        child.start()
+        started.append(child)
+        send.close()
+        try:
+            if not receive.poll(timeout):
+                pytest.fail(f"{function.__name__} hangs: nothing after {timeout} s")
+            good, value = receive.recv()
+        except EOFError:
+            child.join()
+            pytest.fail(f"{function.__name__} died with exit code {child.exitcode}")
+        finally:
+            receive.close()
+        child.join(timeout)
+        if not good:
+            pytest.fail(f"in the child:\n{value}")
+        if child.exitcode != 0:
+            pytest.fail(f"{function.__name__} ended with exit code {child.exitcode}")
+        return value
+
+    yield run
+    for child in started:
+        if child.is_alive():
+            child.kill()
+            child.join()
+
+
+@pytest.fixture
+def wait_until():
+    """wait_until(condition, what) polls for an event that must come. Its deadline only turns a
+    hang into a message."""
+
+    def wait(condition, what: str, seconds: float = 60, nap: float = 0.002) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"still not so after {seconds} s: {what}")
+            time.sleep(nap)
+
+    return wait
