@@ -1,1 +1,77 @@
+//! The controls: with one rule broken, the same tortures must notice.
+//!
+//! A harness that cannot see a broken build proves nothing. Built with `--features faults`.
 
+use std::process::{Command, ExitStatus};
+
+/// Runs one torture with `fault` switched on.
+fn broken(fault: &str, what: &str, count: u64) -> ExitStatus {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_torture"));
+    command.args([what, "--count", &count.to_string()]);
+    if what == "full" {
+        let script = format!("mount -t tmpfs -o size=16m tmpfs /dev/shm && exec {} full", env!("CARGO_BIN_EXE_torture"));
+        command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", &script]);
+    }
+    command.env("STOCACHE_FAULT", fault).status().expect("torture runs")
+}
+
+fn is_caught(fault: &str, what: &str, count: u64) {
+    let status = broken(fault, what, count);
+    assert_eq!(status.code(), Some(1), "{fault} was not noticed by {what}: {status}");
+    // And the same build without the fault passes, so it is the fault that was noticed.
+    let status = broken("", what, count.min(100));
+    assert_eq!(status.code(), Some(0), "{what} fails without a fault: {status}");
+}
+
+#[test]
+fn publishing_before_the_bytes_is_caught_in_copies() {
+    is_caught("PublishEarly", "tear-copies", 5_000);
+}
+
+#[test]
+fn publishing_before_the_bytes_is_caught_in_views() {
+    is_caught("PublishEarly", "tear-views", 5_000);
+}
+
+#[test]
+fn ignoring_the_epoch_is_caught() {
+    is_caught("IgnoreEpoch", "tear-copies", 5_000);
+}
+
+#[test]
+fn never_taking_over_is_caught() {
+    is_caught("NoTakeover", "takeover", 50);
+}
+
+#[test]
+fn robbing_a_living_writer_is_caught() {
+    is_caught("StealFromLiving", "stopped", 100);
+}
+
+#[test]
+fn removing_a_live_segment_is_caught() {
+    is_caught("UnlinkLive", "lifecycle", 10_000);
+}
+
+#[test]
+fn forking_without_a_lock_of_the_childs_own_is_caught() {
+    is_caught("NoForkHandler", "fork-detach", 100);
+}
+
+#[test]
+fn accepting_a_damaged_header_is_caught() {
+    is_caught("SkipHeaderChecksum", "headers", 100_000);
+}
+
+#[test]
+fn writing_through_the_mapping_dies_on_a_full_mount() {
+    use std::os::unix::process::ExitStatusExt;
+    let allowed = Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success());
+    if !allowed {
+        eprintln!("skipped: no right to make a mount namespace here, so the control of a full /dev/shm is not covered");
+        return;
+    }
+    let status = broken("WriteThroughMapping", "full", 1);
+    assert_eq!(status.signal(), Some(7), "expected SIGBUS: {status}");
+}

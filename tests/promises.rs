@@ -1,1 +1,78 @@
+//! The promises, kept by the real build. `STOCACHE_LONG=1` raises the counts to the full marks.
+#![cfg(not(feature = "faults"))]
 
+use std::process::Command;
+
+fn long() -> bool {
+    std::env::var_os("STOCACHE_LONG").is_some()
+}
+
+/// Runs one torture; `quick` and `full` are its counts.
+fn holds(what: &str, quick: u64, full: u64) {
+    let count = if long() { full } else { quick };
+    let status = Command::new(env!("CARGO_BIN_EXE_torture"))
+        .args([what, "--count", &count.to_string()])
+        .status()
+        .expect("torture runs");
+    assert!(status.success(), "{what}: {status}");
+}
+
+#[test]
+fn p1_copies_are_whole_while_writers_overwrite_clear_and_die() {
+    holds("tear-copies", 1_000, 10_000);
+}
+
+#[test]
+fn p1_views_are_whole_while_writers_fill_and_die() {
+    holds("tear-views", 500, 10_000);
+}
+
+#[test]
+fn p2_the_slot_of_a_dead_writer_is_taken_over() {
+    holds("takeover", 50, 1_000);
+}
+
+#[test]
+fn p3_nobody_waits_for_a_stopped_writer_and_nobody_robs_it() {
+    holds("stopped", 1_000, 60_000);
+}
+
+#[test]
+fn p4_p5_names_of_live_segments_stay_and_leftovers_go() {
+    holds("lifecycle", 10_000, 100_000);
+}
+
+#[test]
+fn p5_a_child_keeps_its_segment_when_its_parent_detaches() {
+    holds("fork-detach", 100, 1_000);
+}
+
+#[test]
+fn p6_a_full_mount_freezes_and_never_kills() {
+    let Some(status) = in_small_shm("full") else { return };
+    assert!(status.success(), "full: {status}");
+}
+
+#[test]
+fn p10_children_forked_while_threads_run_all_work() {
+    holds("forks", 200, 1_000);
+}
+
+#[test]
+fn p11_damaged_headers_are_refused() {
+    holds("headers", 100_000, 1_000_000);
+}
+
+/// Runs a torture with a tmpfs of 16 MiB over /dev/shm, in a mount namespace of its own.
+fn in_small_shm(what: &str) -> Option<std::process::ExitStatus> {
+    let script = format!(
+        "mount -t tmpfs -o size=16m tmpfs /dev/shm && exec {} {what}",
+        env!("CARGO_BIN_EXE_torture")
+    );
+    let allowed = Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success());
+    if !allowed {
+        eprintln!("skipped: no right to make a mount namespace here, so a full /dev/shm is not covered");
+        return None;
+    }
+    Some(Command::new("unshare").args(["-m", "sh", "-c", &script]).status().expect("unshare runs"))
+}

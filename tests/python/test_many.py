@@ -225,8 +225,7 @@ def test_batches_of_changing_size_come_out_right(cache, seed):
         assert torch.equal(batch, rows) and found.tolist() == hits
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("context, persistent", [("fork", True), ("fork", False), ("spawn", True)])
 def test_batches_from_workers_stay_whole_while_the_trainer_holds_them(context, persistent, seed):
     dataset = Batches(96, 2048)
     generator = torch.Generator().manual_seed(seed)

@@ -1,1 +1,65 @@
-fn main(){}
+//! Tortures the core with real processes, and says whether a promise broke.
+//!
+//! `torture <what> [--count N] [--seed S]` exits with 0 if the promise held, 1 if it did not, and
+//! 2 for a wrong call. tests/promises.rs runs it on the real build, tests/controls.rs on builds
+//! with one rule broken: there it must exit with something else than 0.
+
+mod full;
+mod headers;
+mod lifecycle;
+mod processes;
+mod tear;
+mod writers;
+
+use processes::Random;
+use std::process::ExitCode;
+
+/// What a run is asked to do.
+struct Run {
+    count: u64,
+    random: Random,
+}
+
+/// One line for people, or what broke.
+type Verdict = Result<String, String>;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let number = |flag: &str, default: u64| {
+        let at = args.iter().position(|arg| arg == flag)?;
+        args.get(at + 1)?.parse().ok().or(Some(default))
+    };
+    let seed = number("--seed", 0).unwrap_or_else(|| u64::from(std::process::id()) ^ 0x9e37_79b9);
+    let count = number("--count", 0).unwrap_or(1000);
+    let mut run = Run { count, random: Random::new(seed) };
+    let what = args.first().map(String::as_str).unwrap_or_default();
+    let promise: fn(&mut Run) -> Verdict = match what {
+        "tear-copies" => tear::copies,
+        "tear-views" => tear::views,
+        "takeover" => writers::takeover,
+        "stopped" => writers::stopped,
+        "lifecycle" => lifecycle::cycles,
+        "fork-detach" => lifecycle::fork_then_detach,
+        "forks" => lifecycle::forks_while_threads_run,
+        "headers" => headers::mutated,
+        "full" => full::mount,
+        _ => {
+            eprintln!(
+                "usage: torture tear-copies|tear-views|takeover|stopped|lifecycle|fork-detach|forks|headers|full \
+                 [--count N] [--seed S]"
+            );
+            return ExitCode::from(2);
+        }
+    };
+    println!("{what}: count {count}, seed {seed}");
+    match promise(&mut run) {
+        Ok(line) => {
+            println!("{what}: held; {line}");
+            ExitCode::SUCCESS
+        }
+        Err(line) => {
+            println!("{what}: BROKEN; {line}");
+            ExitCode::FAILURE
+        }
+    }
+}

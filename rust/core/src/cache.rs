@@ -451,3 +451,97 @@ pub(crate) fn slots<'a>(mapping: &'a Mapping, layout: &Layout, geometry: &Geomet
 }
 
 const _: () = assert!(BEYOND > SET); // states beyond the capacity are never looked at through Slots
+
+#[cfg(test)]
+mod tests {
+    //! On a heap-backed segment, so that Miri can run them: `cargo +nightly miri test --lib heap`.
+    use super::*;
+    use crate::slot::{EMPTY, FIRST_LEASE, Orphans};
+
+    fn heap() -> (Mapping, Layout, Geometry) {
+        let geometry = Geometry::plan(1 << 16, 100, &[64], 0, 1, true).unwrap();
+        let layout = geometry.layout().unwrap();
+        (Mapping::heap(layout.total as usize), layout, geometry)
+    }
+
+    /// No lease is ever free.
+    struct AllAlive;
+
+    impl Orphans for AllAlive {
+        fn while_orphaned<R>(&self, _k: u8, _act: impl FnOnce() -> R) -> Option<R> {
+            None
+        }
+    }
+
+    /// Every lease is free.
+    struct AllDead;
+
+    impl Orphans for AllDead {
+        fn while_orphaned<R>(&self, _k: u8, act: impl FnOnce() -> R) -> Option<R> {
+            Some(act())
+        }
+    }
+
+    #[test]
+    fn heap_slot_is_claimed_filled_published_and_read() {
+        let (mapping, layout, geometry) = heap();
+        let slots = slots(&mapping, &layout, &geometry);
+        let at = layout.slot_at(&geometry, 5) as usize;
+        assert_eq!(slots.claim(5, 0, false, &AllAlive), Claim::Claimed);
+        assert_eq!(slots.claim(5, 1, false, &AllAlive), Claim::Busy);
+        mapping.write(at, &[9; 64]);
+        assert!(slots.publish(5, 0));
+        assert_eq!(slots.claim(5, 1, false, &AllAlive), Claim::Occupied);
+        let mut row = [0u8; 64];
+        #[allow(unsafe_code)]
+        // SAFETY: `row` is one slot long.
+        let copied = slots.read_stable(5, || unsafe { mapping.copy_out(at, row.as_mut_ptr(), 64) });
+        assert_eq!((copied, row), (Some(()), [9; 64]));
+        assert_eq!(mapping.checksum(at, 64), slot_checksum(&[9; 64]));
+        assert_eq!(slots.filled(), 1);
+    }
+
+    #[test]
+    fn heap_slot_of_a_dead_writer_is_taken_over_or_swept() {
+        let (mapping, layout, geometry) = heap();
+        let slots = slots(&mapping, &layout, &geometry);
+        assert_eq!(slots.claim(0, 7, false, &AllAlive), Claim::Claimed);
+        assert_eq!(slots.claim(1, 7, false, &AllAlive), Claim::Claimed);
+        assert_eq!(slots.claim(0, 8, false, &AllDead), Claim::Claimed);
+        slots.sweep(7);
+        assert_eq!((slots.state(0), slots.state(1)), (FIRST_LEASE + 8, EMPTY));
+    }
+
+    #[test]
+    fn heap_clear_empties_what_is_set_and_leaves_what_is_being_written() {
+        let (mapping, layout, geometry) = heap();
+        let slots = slots(&mapping, &layout, &geometry);
+        for i in 0..100 {
+            assert_eq!(slots.claim(i, 0, false, &AllAlive), Claim::Claimed);
+            assert!(i == 42 || slots.publish(i, 0));
+        }
+        let mut scrubbed = 0;
+        slots.clear(1, |_| scrubbed += 1);
+        assert_eq!((scrubbed, slots.filled(), slots.state(42)), (99, 0, FIRST_LEASE));
+    }
+
+    #[test]
+    fn heap_counters_of_threads_add_up() {
+        let (mapping, ..) = heap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..100).for_each(|_| Counters(&mapping).add(Count::Hits, 2)));
+            }
+        });
+        assert_eq!(Counters(&mapping).sum(Count::Hits), 800);
+    }
+
+    #[test]
+    fn heap_what_is_known_is_remembered_per_sample() {
+        let known = Known::new(130);
+        known.insert(129);
+        known.insert(64);
+        known.remove(64);
+        assert!(known.contains(129) && !known.contains(64) && !known.contains(0));
+    }
+}

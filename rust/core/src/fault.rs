@@ -13,8 +13,6 @@ pub(crate) enum Fault {
     NoTakeover,
     /// Take a slot from a writer that is alive.
     StealFromLiving,
-    /// Do not empty the slots that a dead holder of a re-used lease left behind.
-    NoLeaseSweep,
     /// Remove the name on detach without asking whether others are attached.
     UnlinkLive,
     /// Accept a header whose checksum does not match.

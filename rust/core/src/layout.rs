@@ -421,7 +421,8 @@ mod tests {
             if let Ok(g) = Geometry::plan(limit, len, &dims, 0, 4, verify) {
                 let l = g.layout().unwrap();
                 prop_assert!(l.states_at + g.dataset_len <= l.checks_at);
-                prop_assert!(l.checks_at + if verify { g.capacity * 8 } else { 0 } <= l.data_at);
+                let checks = u64::from(verify) * g.capacity * 8;
+                prop_assert!(l.checks_at + checks <= l.data_at);
                 prop_assert_eq!(l.data_at + g.capacity * g.slot_bytes, l.total);
                 prop_assert!(g.capacity * g.slot_bytes + g.dataset_len <= limit);
                 prop_assert_eq!(l.slot_at(&g, g.capacity - 1) + g.slot_bytes, l.total);

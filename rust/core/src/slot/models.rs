@@ -149,23 +149,40 @@ fn a_copy_is_never_a_mixture_while_the_slot_is_overwritten() {
 
 #[test]
 fn a_copy_is_never_a_mixture_while_the_slot_is_cleared_and_filled_again() {
-    // Three threads: every order with up to two preemptions; all orders would take minutes.
+    cleared_and_filled_again(|world| {
+        world.write(B, 2, false);
+    });
+}
+
+/// The control: a writer that does not pass on the raise it has seen must be caught.
+#[test]
+#[should_panic(expected = "torn")]
+fn control_claiming_without_the_fence_is_caught() {
+    cleared_and_filled_again(|world| {
+        if world.slots().exchange(0, EMPTY, FIRST_LEASE + B.lease) {
+            world.fill(2);
+            world.slots().publish(0, B.lease);
+        }
+    });
+}
+
+fn cleared_and_filled_again(write: fn(&World)) {
+    // Three threads: all orders would take minutes.
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(2);
-    model.check(|| {
+    model.preemption_bound = Some(3);
+    model.check(move || {
         let world = World::new(SET, 1);
         assert!(world.lock(A.lease, A.number) && world.lock(B.lease, B.number));
-        let clearer = thread::spawn({
+        let reader = thread::spawn({
             let world = world.clone();
-            move || world.slots().clear(A.lease, |_| world.fill(0))
+            move || world.read()
         });
         let writer = thread::spawn({
             let world = world.clone();
-            move || world.write(B, 2, false)
+            move || write(&world)
         });
-        others_may_go_first();
-        world.read();
-        clearer.join().unwrap();
+        world.slots().clear(A.lease, |_| {});
+        reader.join().unwrap();
         writer.join().unwrap();
         assert!(matches!(world.read(), None | Some(2)));
     });
@@ -198,7 +215,18 @@ fn the_slot_of_a_dead_writer_goes_to_exactly_one() {
 
 #[test]
 fn a_reused_lease_is_swept_before_its_first_claim_and_never_stolen() {
-    loom::model(|| {
+    a_reused_lease(true);
+}
+
+/// The control: an heir that does not sweep must leave the slot stuck.
+#[test]
+#[should_panic(expected = "stuck")]
+fn control_a_reused_lease_that_is_not_swept_is_caught() {
+    a_reused_lease(false);
+}
+
+fn a_reused_lease(swept: bool) {
+    loom::model(move || {
         let world = World::new(FIRST_LEASE, 9);
         assert!(world.lock(B.lease, B.number));
         // A new process takes the dead one's lease, sweeps, and writes the very slot.
@@ -206,7 +234,9 @@ fn a_reused_lease_is_swept_before_its_first_claim_and_never_stolen() {
             let world = world.clone();
             move || {
                 if world.lock(A.lease, A.number) {
-                    world.slots().sweep(A.lease);
+                    if swept {
+                        world.slots().sweep(A.lease);
+                    }
                     world.write(A, 1, false);
                 }
             }

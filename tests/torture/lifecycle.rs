@@ -1,0 +1,146 @@
+//! P4, P5 and P10: names come and go, live segments stay, forks work.
+
+use crate::processes::{Child, Random, Tally, open, request, unique};
+use crate::{Run, Verdict};
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use stocache::{Cache, Load, Store};
+
+const CYCLES: usize = 0;
+const REMOVED: usize = 1;
+const FAILED: usize = 2;
+
+/// Whether the cache's name still leads to its own segment.
+fn named(cache: &Cache) -> bool {
+    let path = cache.segment().path().expect("a file in /dev/shm");
+    let fd = cache.segment().join().fd;
+    let ours = std::fs::metadata(format!("/proc/self/fd/{fd}")).map(|m| m.ino());
+    matches!((std::fs::metadata(path), ours), (Ok(named), Ok(ours)) if named.ino() == ours)
+}
+
+/// Attach and detach under kills: while one process is attached, the name never goes; when all
+/// are dead, at most the one object per name is left, and a sweep removes it.
+pub fn cycles(run: &mut Run) -> Verdict {
+    const CHILDREN: usize = 4;
+    let names: Vec<String> = (0..2).map(|i| format!("{}-{i}", unique("cycles"))).collect();
+    let tally = Tally::new();
+    let work = |mut random: Random| {
+        loop {
+            let name = &names[random.below(2) as usize];
+            let Ok((cache, _)) = Cache::open(&request(name, 8, 4096)) else {
+                tally.add(FAILED);
+                continue;
+            };
+            for _ in 0..random.below(4) {
+                if !named(&cache) {
+                    tally.add(REMOVED);
+                }
+            }
+            drop(cache);
+            tally.add(CYCLES);
+        }
+    };
+    let spawn = |random: &mut Random| {
+        let theirs = Random::new(random.next());
+        Child::fork(move || work(theirs))
+    };
+    let mut children: Vec<Child> = (0..CHILDREN).map(|_| spawn(&mut run.random)).collect();
+    let mut killed = 0;
+    while tally.get(CYCLES) < run.count && tally.get(REMOVED) + tally.get(FAILED) == 0 {
+        std::thread::sleep(Duration::from_micros(run.random.below(20_000)));
+        let victim = run.random.below(CHILDREN as u64) as usize;
+        drop(std::mem::replace(&mut children[victim], spawn(&mut run.random)));
+        killed += 1;
+    }
+    drop(children);
+    let left = || {
+        let shm = std::fs::read_dir("/dev/shm").expect("/dev/shm");
+        let mine = unique("cycles");
+        shm.filter(|entry| entry.as_ref().is_ok_and(|e| e.file_name().to_string_lossy().contains(&mine))).count()
+    };
+    let leftovers = left();
+    stocache::sweep();
+    let line = format!("{} cycles, {killed} kills, {leftovers} leftovers", tally.get(CYCLES));
+    match (tally.get(REMOVED), tally.get(FAILED)) {
+        _ if leftovers > names.len() => Err(format!("more than one leftover per name: {line}")),
+        _ if left() > 0 => Err(format!("{} leftovers survived the sweep: {line}", left())),
+        (0, 0) => Ok(line),
+        (removed, failed) => Err(format!("{removed} live segments lost their name, {failed} opens failed: {line}")),
+    }
+}
+
+/// A parent that forks and detaches at once must not take the name from its child.
+pub fn fork_then_detach(run: &mut Run) -> Verdict {
+    for round in 0..run.count {
+        let (cache, _) = open(&request(&unique("detach"), 8, 4096))?;
+        let (mut go, mut tell) = ([0; 2], [0; 2]);
+        // SAFETY: two pipes, closed at the end of the round.
+        unsafe { (libc::pipe(go.as_mut_ptr()), libc::pipe(tell.as_mut_ptr())) };
+        let shared = &cache;
+        let child = Child::fork(|| {
+            let mut byte = [0u8];
+            // SAFETY: waits for the parent to have detached, then answers.
+            unsafe { libc::read(go[0], byte.as_mut_ptr().cast(), 1) };
+            let alive = named(shared)
+                && shared.store(3, &[7; 4096], false).is_ok_and(|stored| stored == Store::Stored)
+                && matches!(shared.load(3), Load::Hit(_));
+            byte[0] = u8::from(alive);
+            // SAFETY: one byte to an open pipe.
+            unsafe { libc::write(tell[1], byte.as_ptr().cast(), 1) };
+        });
+        drop(cache);
+        let mut byte = [0u8];
+        // SAFETY: as above, from the other side; then the four descriptors are closed.
+        unsafe {
+            libc::write(go[1], byte.as_ptr().cast(), 1);
+            libc::read(tell[0], byte.as_mut_ptr().cast(), 1);
+            for fd in go.into_iter().chain(tell) {
+                libc::close(fd);
+            }
+        }
+        child.wait();
+        if byte[0] == 0 {
+            return Err(format!("round {round}: the child lost its segment when its parent detached"));
+        }
+        stocache::sweep();
+    }
+    Ok(format!("{} children kept their segment", run.count))
+}
+
+/// Forks while threads open, load and store: every child must work.
+pub fn forks_while_threads_run(run: &mut Run) -> Verdict {
+    let (cache, _) = open(&request(&unique("forks"), 64, 4096))?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for t in 0..3u64 {
+            let (cache, stop) = (&cache, &stop);
+            scope.spawn(move || {
+                let mut random = Random::new(t + 1);
+                while !stop.load(Ordering::Relaxed) {
+                    let i = random.below(64) as i64;
+                    cache.load(i);
+                    drop(cache.store(i, &[i as u8; 4096], true));
+                    drop(Cache::open(&request(&format!("{}-{t}", unique("side")), 4, 64)));
+                }
+            });
+        }
+        let outcome = (0..run.count).try_for_each(|round| {
+            let (shared, random) = (&cache, run.random.next());
+            let child = Child::fork(move || {
+                let i = (random % 64) as i64;
+                let stored = shared.store(i, &[i as u8; 4096], true).expect("a store in a child");
+                assert!(matches!(stored, Store::Stored | Store::Lost));
+                let (side, _) = Cache::open(&request(&format!("{}-child", unique("side")), 4, 64)).expect("an open in a child");
+                side.store(0, &[1; 64], true).expect("a store in a child's own cache");
+            });
+            let status = child.wait_at_most(Duration::from_secs(60))?;
+            if status == 0 { Ok(()) } else { Err(format!("round {round}: a child ended with status {status:#x}")) }
+        });
+        stop.store(true, Ordering::Relaxed);
+        outcome
+    })?;
+    // Children end without destructors, as DataLoader workers do: what they opened is a leftover.
+    stocache::sweep();
+    Ok(format!("{} children worked", run.count))
+}

@@ -1,0 +1,157 @@
+//! Children that are forked, killed and counted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use stocache::{Backing, Cache, Geometry, Opened, Request};
+
+/// A small generator that needs nothing; every run prints its seed.
+#[derive(Clone)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// Counters that the children of this process share with it.
+pub struct Tally(&'static [AtomicU64; 4]);
+
+impl Tally {
+    pub fn new() -> Self {
+        // SAFETY: anonymous shared memory of the right size and alignment, zeroed, never unmapped.
+        let counters = unsafe {
+            let memory = libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            assert!(memory != libc::MAP_FAILED);
+            &*memory.cast::<[AtomicU64; 4]>()
+        };
+        Self(counters)
+    }
+
+    pub fn add(&self, which: usize) {
+        self.0[which].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn get(&self, which: usize) -> u64 {
+        self.0[which].load(Ordering::Relaxed)
+    }
+}
+
+/// A forked child, killed when it is dropped.
+pub struct Child(libc::pid_t);
+
+impl Child {
+    /// Forks; the child runs `work` and exits without unwinding into its parent's code.
+    pub fn fork(work: impl FnOnce()) -> Self {
+        // SAFETY: the harness has no thread but this one where it forks, except in "forks", where
+        // surviving that is the point.
+        match unsafe { libc::fork() } {
+            -1 => panic!("cannot fork: {}", std::io::Error::last_os_error()),
+            0 => {
+                // SAFETY: a child must not outlive a harness that was killed.
+                unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+                let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_ok();
+                // SAFETY: ends this process here and now.
+                unsafe { libc::_exit(if done { 0 } else { 101 }) }
+            }
+            pid => Self(pid),
+        }
+    }
+
+    pub fn signal(&self, signal: libc::c_int) {
+        // SAFETY: a child of ours that has not been waited for.
+        unsafe { libc::kill(self.0, signal) };
+    }
+
+    /// Waits for the end; the status as from waitpid.
+    pub fn wait(self) -> libc::c_int {
+        let mut status = 0;
+        // SAFETY: a child of ours, waited for once.
+        unsafe { libc::waitpid(self.0, &mut status, 0) };
+        std::mem::forget(self);
+        status
+    }
+
+    /// Waits for the end at most that long.
+    pub fn wait_at_most(self, limit: Duration) -> Result<libc::c_int, String> {
+        let began = Instant::now();
+        let mut status = 0;
+        // SAFETY: as in `wait`; WNOHANG leaves a living child as it is.
+        while unsafe { libc::waitpid(self.0, &mut status, libc::WNOHANG) } == 0 {
+            if began.elapsed() > limit {
+                return Err(format!("a child hangs since {limit:?}"));
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        std::mem::forget(self);
+        Ok(status)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.signal(libc::SIGKILL);
+        // SAFETY: as in `wait`.
+        unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
+    }
+}
+
+/// A request for `len` slots of `bytes` bytes each.
+pub fn request(name: &str, len: u64, bytes: u64) -> Request {
+    Request {
+        name: name.to_string(),
+        geometry: Geometry::plan(u64::MAX >> 2, len, &[bytes], 0, 1, false).expect("a valid geometry"),
+        fingerprint: 0,
+        keep: false,
+        backing: Backing::Shm,
+        private: false,
+        join: None,
+    }
+}
+
+/// A name for this run.
+pub fn unique(what: &str) -> String {
+    format!("torture-{what}-{}", std::process::id())
+}
+
+pub fn open(request: &Request) -> Result<(Arc<Cache>, Opened), String> {
+    Cache::open(request).map_err(|error| format!("open failed: {error}"))
+}
+
+/// The state byte of a slot, as it is.
+pub fn state(cache: &Cache, i: u64) -> u8 {
+    let at = cache.segment().layout().states_at + i;
+    // SAFETY: in bounds (`at`), and bytes of the mapping may always be read.
+    unsafe { cache.segment().mapping().at(at as usize, 1).as_ptr().read_volatile() }
+}
+
+/// Waits until slot `i` is being written; false if that never happens.
+pub fn being_written(cache: &Cache, i: u64) -> bool {
+    let began = Instant::now();
+    while state(cache, i) < stocache::slot::FIRST_LEASE {
+        if began.elapsed() > Duration::from_secs(20) {
+            return false;
+        }
+        std::hint::spin_loop();
+    }
+    true
+}
