@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
-from setuptools import Extension, setup
+from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -31,6 +32,41 @@ def tool(name: str, remedy: str) -> str:
     return found
 
 
+def cargo(command: str, torch_dir: Path, target: Path, *more: str) -> None:
+    """Runs a cargo command on rust/torch, which needs to know torch."""
+    include = [torch_dir / "include", torch_dir / "include/torch/csrc/api/include"]
+    env = os.environ | {
+        "CARGO_TARGET_DIR": str(target),
+        "LIBTORCH_USE_PYTORCH": "1",
+        "STOCACHE_TORCH_INCLUDE": ":".join(map(str, include)),
+        # torch-sys asks the "python3" (in a venv "python") that it finds first.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+    program = tool("cargo", "install Rust 1.90 or newer")
+    run(program, command, "--release", "--locked", "-p", "stocache-torch", *more, env=env)
+
+
+def target_dir() -> Path:
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+
+
+class Clippy(Command):
+    """Lints rust/torch with the environment that it is built in."""
+
+    user_options: ClassVar[list[tuple[str, str, str]]] = []
+
+    def initialize_options(self) -> None:
+        pass
+
+    def finalize_options(self) -> None:
+        pass
+
+    def run(self) -> None:
+        import torch
+
+        cargo("clippy", Path(torch.__file__).parent, target_dir(), "--", "-D", "warnings")
+
+
 class BuildNative(build_ext):
     """One command for the extension: Rust static library, then the two shared libraries."""
 
@@ -49,26 +85,11 @@ class BuildNative(build_ext):
                 f"pip install torch=={TORCH_FOR_TCH}"
             )
         torch_dir = Path(torch.__file__).parent
-        target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+        target = target_dir()
         package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
-        self.build_rust(torch_dir, target)
+        cargo("build", torch_dir, target)
         self.build_cpp(torch_dir, target, package)
-        (package / "_built_for.py").write_text(
-            "# Written by setup.py.\n"
-            f'TORCH = "{version}"\n'
-        )
-
-    def build_rust(self, torch_dir: Path, target: Path) -> None:
-        include = [torch_dir / "include", torch_dir / "include/torch/csrc/api/include"]
-        env = os.environ | {
-            "CARGO_TARGET_DIR": str(target),
-            "LIBTORCH_USE_PYTORCH": "1",
-            "STOCACHE_TORCH_INCLUDE": ":".join(map(str, include)),
-            # torch-sys asks the "python3" (in a venv "python") it finds first.
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        }
-        cargo = tool("cargo", "install Rust 1.90 or newer")
-        run(cargo, "build", "--release", "--locked", "-p", "stocache-torch", env=env)
+        (package / "_built_for.py").write_text(f'# Written by setup.py.\nTORCH = "{version}"\n')
 
     def build_cpp(self, torch_dir: Path, target: Path, package: Path) -> None:
         cmake = tool("cmake", "pip install cmake")
@@ -94,5 +115,5 @@ setup(
     package_dir={"": "python"},
     package_data={"stocache": ["py.typed", "*.pyi"]},
     ext_modules=[Extension("stocache._C", sources=[])],
-    cmdclass={"build_ext": BuildNative},
+    cmdclass={"build_ext": BuildNative, "clippy": Clippy},
 )

@@ -31,7 +31,10 @@ fn filled(what: &str, slots: u64, bytes: u64) -> std::sync::Arc<Cache> {
 
 /// Indices in an order that no prefetcher foresees.
 fn shuffled(slots: u64, n: u64) -> Vec<i64> {
-    (0..n).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as i64 & i64::MAX).map(|i| i % slots as i64).collect()
+    (0..n)
+        .map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as i64 & i64::MAX)
+        .map(|i| i % slots as i64)
+        .collect()
 }
 
 fn hits(c: &mut Criterion) {
@@ -57,7 +60,8 @@ fn batches(c: &mut Criterion) {
         group.bench_function(what, |b| {
             b.iter(|| {
                 // SAFETY: `out` has one row per index.
-                unsafe { cache.load_many(&indices, out.as_mut_ptr(), &mut found, 1) }.expect("a batch");
+                unsafe { cache.load_many(&indices, out.as_mut_ptr(), &mut found, 1) }
+                    .expect("a batch");
             });
         });
     }

@@ -211,8 +211,7 @@ PyObject* get_many(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   std::array<PyObject*, 3> given;
   int64_t threads = 1;
   if (!parse<3>("get_many", {"indices", "out", "threads"}, args, nargs, kwnames, given) ||
-      !required("get_many", "indices", given[0]) ||
-      (given[2] && !to_index(given[2], threads))) {
+      !required("get_many", "indices", given[0]) || (given[2] && !to_index(given[2], threads))) {
     return nullptr;
   }
   const bool has_out = given[1] && given[1] != Py_None;
@@ -229,7 +228,8 @@ PyObject* get_many(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
       result = cache->get_many(indices, out, threads);
     }
     PyObject* found = THPVariable_Wrap(std::move(std::get<1>(result)));
-    PyObject* batch = has_out ? Py_NewRef(given[1]) : THPVariable_Wrap(std::move(std::get<0>(result)));
+    PyObject* batch =
+        has_out ? Py_NewRef(given[1]) : THPVariable_Wrap(std::move(std::get<0>(result)));
     return batch && found ? Py_BuildValue("NN", batch, found) : nullptr;
   });
 }
@@ -237,8 +237,7 @@ PyObject* get_many(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
 PyObject* set_many(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   std::array<PyObject*, 3> given;
   bool allow_overwrite = false;
-  if (!parse<3>("set_many", {"indices", "batch", "allow_overwrite"}, args, nargs, kwnames,
-                given) ||
+  if (!parse<3>("set_many", {"indices", "batch", "allow_overwrite"}, args, nargs, kwnames, given) ||
       !required("set_many", "indices", given[0]) || !required("set_many", "batch", given[1]) ||
       !to_flag(given[2], allow_overwrite) || !check_tensor(given[1], "batch")) {
     return nullptr;
@@ -318,14 +317,13 @@ PyObject* facts(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     // Asked anew: pid and descriptor are those of this process, which may be a fork.
     const auto& f = opened(self)->facts();
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:s,s:s,s:s,s:s,s:s,s:I,s:i,s:K}", "id", f.id,
-                         "dataset_len", f.dataset_len, "capacity", f.capacity, "slot_bytes",
-                         f.slot_bytes, "name", std::string(f.name).c_str(), "path",
-                         std::string(f.path).c_str(), "backing", std::string(f.backing).c_str(),
-                         "opened", std::string(f.opened).c_str(), "instance",
-                         std::string(f.instance).c_str(), "pid",
-                         static_cast<unsigned int>(getpid()), "fd", f.fd, "total_bytes",
-                         f.total_bytes);
+    return Py_BuildValue(
+        "{s:K,s:K,s:K,s:K,s:s,s:s,s:s,s:s,s:s,s:I,s:i,s:K}", "id", f.id, "dataset_len",
+        f.dataset_len, "capacity", f.capacity, "slot_bytes", f.slot_bytes, "name",
+        std::string(f.name).c_str(), "path", std::string(f.path).c_str(), "backing",
+        std::string(f.backing).c_str(), "opened", std::string(f.opened).c_str(), "instance",
+        std::string(f.instance).c_str(), "pid", static_cast<unsigned int>(getpid()), "fd", f.fd,
+        "total_bytes", f.total_bytes);
   });
 }
 
@@ -449,8 +447,8 @@ PyMethodDef module_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, module_methods,
-                          nullptr,               nullptr, nullptr, nullptr};
+PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT, "_C", nullptr, -1, module_methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 

@@ -21,9 +21,8 @@ at::Tensor segment_tensor(bridge::Pin* pin, uint8_t* data, uint64_t bytes, at::I
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                        std::move(memory), /*allocator=*/nullptr,
                                                        /*resizable=*/false);
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)),
-                                                   c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                   dtype);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(
+      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype);
   impl->set_sizes_and_strides(sizes, strides);
   return at::Tensor(std::move(impl));
 }

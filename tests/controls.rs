@@ -9,7 +9,10 @@ fn broken(fault: &str, what: &str, count: u64) -> ExitStatus {
     let mut command = Command::new(env!("CARGO_BIN_EXE_torture"));
     command.args([what, "--count", &count.to_string()]);
     if what == "full" {
-        let script = format!("mount -t tmpfs -o size=16m tmpfs /dev/shm && exec {} full", env!("CARGO_BIN_EXE_torture"));
+        let script = format!(
+            "mount -t tmpfs -o size=16m tmpfs /dev/shm && exec {} full",
+            env!("CARGO_BIN_EXE_torture")
+        );
         command = Command::new("unshare");
         command.args(["-m", "sh", "-c", &script]);
     }
@@ -67,9 +70,12 @@ fn accepting_a_damaged_header_is_caught() {
 #[test]
 fn writing_through_the_mapping_dies_on_a_full_mount() {
     use std::os::unix::process::ExitStatusExt;
-    let allowed = Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success());
+    let allowed =
+        Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success());
     if !allowed {
-        eprintln!("skipped: no right to make a mount namespace here, so the control of a full /dev/shm is not covered");
+        eprintln!(
+            "skipped: no right to make a mount namespace here, so the control of a full /dev/shm is not covered"
+        );
         return;
     }
     let status = broken("WriteThroughMapping", "full", 1);

@@ -40,7 +40,9 @@ fn waiter_is_woken(wait: impl FnOnce(&AtomicU32), wake: impl FnOnce(&AtomicU32))
     let word = shared_word();
     let pid = fork(|| wait(word));
     // Until the child sleeps in the futex; /proc says so with state S.
-    while !std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") S ")) {
+    while !std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| stat.contains(") S "))
+    {
         std::thread::yield_now();
     }
     // The value stays as it is: only a wake-up can end the wait.
@@ -62,15 +64,18 @@ fn waiter_is_woken(wait: impl FnOnce(&AtomicU32), wake: impl FnOnce(&AtomicU32))
 
 #[test]
 fn atomic_wait_does_not_wake_another_process() {
-    assert!(!waiter_is_woken(|word| atomic_wait::wait(word, 0), |word| atomic_wait::wake_all(word)));
+    assert!(!waiter_is_woken(
+        |word| atomic_wait::wait(word, 0),
+        |word| atomic_wait::wake_all(word)
+    ));
 }
 
 #[test]
 fn a_shared_futex_wakes_another_process() {
     use rustix::thread::futex::{Flags, wait, wake};
     assert!(waiter_is_woken(
-        |word| drop(wait(word, Flags::empty(), 0, None)),
-        |word| drop(wake(word, Flags::empty(), u32::MAX >> 1)),
+        |word| assert!(wait(word, Flags::empty(), 0, None).is_ok()),
+        |word| assert!(wake(word, Flags::empty(), u32::MAX >> 1).is_ok()),
     ));
 }
 
@@ -94,7 +99,10 @@ const ROLE: &str = "STOCACHE_EVIDENCE_ROLE";
 fn shared_memory_dies_on_a_full_mount() {
     use std::os::unix::process::ExitStatusExt;
     if std::env::var_os(ROLE).is_some() {
-        let segment = shared_memory::ShmemConf::new().size(8 << 20).create().expect("created, though it cannot fit");
+        let segment = shared_memory::ShmemConf::new()
+            .size(8 << 20)
+            .create()
+            .expect("created, though it cannot fit");
         // SAFETY: inside the mapping that was just made.
         unsafe { std::ptr::write_bytes(segment.as_ptr(), 1, 8 << 20) };
         return;
@@ -105,13 +113,17 @@ fn shared_memory_dies_on_a_full_mount() {
 
 /// Runs one test of this file with 1 MiB of /dev/shm, in a mount namespace of its own.
 fn in_tiny_shm(test: &str) -> Option<ExitStatus> {
-    let allowed = Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success());
+    let allowed =
+        Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success());
     if !allowed {
-        eprintln!("skipped: no right to make a mount namespace here, so shared_memory on a full mount is not covered");
+        eprintln!(
+            "skipped: no right to make a mount namespace here, so shared_memory on a full mount is not covered"
+        );
         return None;
     }
     let me = std::env::current_exe().expect("this test");
-    let script = format!("mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {} --exact {test}", me.display());
+    let script =
+        format!("mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {} --exact {test}", me.display());
     let mut command = Command::new("unshare");
     Some(command.args(["-m", "sh", "-c", &script]).env(ROLE, "1").status().expect("unshare runs"))
 }
@@ -129,5 +141,8 @@ fn shared_memory_is_unlinked_by_a_forked_child() {
     });
     // SAFETY: our own child.
     unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
-    assert!(shared_memory::ShmemConf::new().os_id(&name).open().is_err(), "the name is still there");
+    assert!(
+        shared_memory::ShmemConf::new().os_id(&name).open().is_err(),
+        "the name is still there"
+    );
 }

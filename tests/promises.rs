@@ -69,9 +69,12 @@ fn in_small_shm(what: &str) -> Option<std::process::ExitStatus> {
         "mount -t tmpfs -o size=16m tmpfs /dev/shm && exec {} {what}",
         env!("CARGO_BIN_EXE_torture")
     );
-    let allowed = Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success());
+    let allowed =
+        Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success());
     if !allowed {
-        eprintln!("skipped: no right to make a mount namespace here, so a full /dev/shm is not covered");
+        eprintln!(
+            "skipped: no right to make a mount namespace here, so a full /dev/shm is not covered"
+        );
         return None;
     }
     Some(Command::new("unshare").args(["-m", "sh", "-c", &script]).status().expect("unshare runs"))

@@ -13,11 +13,10 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from types import FrameType
 from typing import Any
 
@@ -61,8 +60,7 @@ def shared_name(job: str, geometry: tuple[Any, ...], caller: FrameType | None) -
 
 def _stack(frame: FrameType | None) -> Iterator[str]:
     while frame is not None:
-        code = frame.f_code
-        yield f"{code.co_filename}:{frame.f_lineno}:{code.co_qualname if sys.version_info >= (3, 11) else code.co_name}"
+        yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
 
 
@@ -130,8 +128,9 @@ def _items(items: Any, depth: int) -> tuple[object, ...]:
     picked = [items[i] for i in range(0, len(items), step)]
     # An element of a tensor or array is a number; its own description would be long.
     return tuple(
-        repr(item.item()) if hasattr(item, "item") and not getattr(item, "shape", ()) else
-        describe(item, depth + 1)
+        repr(item.item())
+        if hasattr(item, "item") and not getattr(item, "shape", ())
+        else describe(item, depth + 1)
         for item in picked
     )
 

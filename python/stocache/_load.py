@@ -28,7 +28,7 @@ def load() -> None:
     if sys.platform != "linux":
         raise ImportError(f"stocache runs on Linux, this is {sys.platform}")
     try:
-        torch.ops.load_library(str(here / "lib" / "libstocache.so"))
+        torch.ops.load_library(str(here / "lib" / "libstocache.so"))  # type: ignore[no-untyped-call]
         import stocache._C  # noqa: F401
     except (ImportError, OSError) as error:
         raise ImportError(

@@ -20,7 +20,7 @@ def get_shm_size() -> int:
 
 
 def sweep() -> list[str]:
-    """Removes caches in /dev/shm that no process uses and nobody asked to keep; returns their files.
+    """Removes caches in /dev/shm that no process uses and nobody keeps; returns their file names.
 
     Runs at every creation of a cache too. Other users' caches are never touched.
     """

@@ -209,7 +209,7 @@ class SharedCache(_C.Cache):
 
     @property
     def aux_array(self) -> torch.Tensor:
-        """The state of every sample, live: 0 empty, 1 set, 2 beyond the cache, more: being written."""
+        """The state of every sample, live: 0 empty, 1 set, 2 beyond the cache, else being written."""
         return self._states()
 
     @property
@@ -330,7 +330,8 @@ def _rejoin(
     """The same cache in another process; an empty one of the same kind if it is gone."""
     cache = kind.__new__(kind)
     cache._arguments = arguments
-    cache._open(*arguments, *where)
+    instance, pid, fd = where
+    cache._open(*arguments, instance, pid, fd)
     return cache
 
 
@@ -351,8 +352,10 @@ def _caller(cache: SharedCache) -> FrameType | None:
 def _as_indices(indices: Indices) -> Any:
     if isinstance(indices, (torch.Tensor, list, tuple)):
         return indices
-    return torch.as_tensor(indices, dtype=torch.int64) if not hasattr(indices, "dtype") else (
-        torch.as_tensor(indices)
+    return (
+        torch.as_tensor(indices, dtype=torch.int64)
+        if not hasattr(indices, "dtype")
+        else (torch.as_tensor(indices))
     )
 
 

@@ -78,6 +78,18 @@ def child_pids() -> dict[int, str]:
     return found
 
 
+def groups() -> list[tuple[int, str]]:
+    """Process group and state of every process."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+            found.append((int(fields[2]), fields[0]))
+        except OSError:
+            continue
+    return found
+
+
 def mount_points() -> set[str]:
     return {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
 
@@ -202,9 +214,11 @@ class Script:
         return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
     def kill_group(self, child: subprocess.Popen) -> None:
-        """SIGKILL for the script and everything it forked: each has its own session."""
+        """SIGKILL for the script and everything it forked; returns when all of them are dead."""
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
+        while any(group == child.pid and state not in "ZX" for group, state in groups()):
+            time.sleep(0.002)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ class Liar(list):
     """A list whose length is a lie."""
 
     def __len__(self):
-        return rng.choice([0, 1, 5, 2**31])
+        return rng.choice([0, 1, 5])
 
 
 def cache_of(dims=(4,), dtype=torch.uint8, **options):
@@ -175,7 +175,6 @@ CALLS = [
     lambda c: c.set_many([0, 1], rng.choice(TENSORS), True),
     lambda c: c.clear(*([weird()] if rng.random() < 0.5 else [])),
     lambda c: (len(c), repr(c), c.stats(), c.fill_fraction, c.name, c.path, c.aux_array.sum()),
-    lambda c: c.array[index()],
     lambda c: pickle.loads(pickle.dumps(c)).close(),
     lambda c: c.__setstate__(weird()),
     lambda c: c.__exit__(*[weird() for _ in range(rng.randrange(4))]) if c is CLOSED else None,

@@ -12,7 +12,9 @@ pub fn mount(_run: &mut Run) -> Verdict {
     const BYTES: u64 = 256 << 10;
     let mount = stocache::space::mount(Path::new("/dev/shm")).map_err(|error| error.to_string())?;
     if mount.size > 64 << 20 {
-        return Err("refusing to fill a /dev/shm of more than 64 MiB; run inside a small tmpfs".into());
+        return Err(
+            "refusing to fill a /dev/shm of more than 64 MiB; run inside a small tmpfs".into()
+        );
     }
     let slots = mount.free / BYTES - 2;
     let (cache, _) = open(&request(&unique("full"), slots, BYTES))?;
@@ -30,7 +32,8 @@ pub fn mount(_run: &mut Run) -> Verdict {
     if froze != 1 || !cache.stats().frozen || stored == 0 || stored == slots {
         return Err(format!("{stored} of {slots} stored, frozen {froze} times"));
     }
-    let readable = (0..slots).filter(|&i| matches!(cache.load(i as i64), Load::Hit(_))).count() as u64;
+    let readable =
+        (0..slots).filter(|&i| matches!(cache.load(i as i64), Load::Hit(_))).count() as u64;
     if readable != stored {
         return Err(format!("{stored} stored but {readable} readable"));
     }
@@ -38,7 +41,9 @@ pub fn mount(_run: &mut Run) -> Verdict {
     std::fs::remove_file(hog).map_err(|error| error.to_string())?;
     cache.clear().map_err(|error| error.to_string())?;
     match cache.store(slots as i64 - 1, &value, false).map_err(|error| error.to_string())? {
-        Store::Stored => Ok(format!("froze after {stored} of {slots} samples, all of them readable, and thawed")),
+        Store::Stored => {
+            Ok(format!("froze after {stored} of {slots} samples, all of them readable, and thawed"))
+        }
         other => Err(format!("still frozen after clear: {other:?}")),
     }
 }

@@ -6,7 +6,8 @@ use stocache::layout::{HEADER_BYTES, Header};
 
 /// Flips a few bits at a time; `count` headers.
 pub fn mutated(run: &mut Run) -> Verdict {
-    let geometry = Geometry::plan(1 << 30, 1000, &[3, 32, 32], 0, 1, true).map_err(|error| error.to_string())?;
+    let geometry = Geometry::plan(1 << 30, 1000, &[3, 32, 32], 0, 1, true)
+        .map_err(|error| error.to_string())?;
     let total = geometry.layout().map_err(|error| error.to_string())?.total;
     let header = Header { instance: 1, keep: false, fingerprint: 0, geometry };
     let good = header.encode().map_err(|error| error.to_string())?;

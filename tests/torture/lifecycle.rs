@@ -57,7 +57,10 @@ pub fn cycles(run: &mut Run) -> Verdict {
     let left = || {
         let shm = std::fs::read_dir("/dev/shm").expect("/dev/shm");
         let mine = unique("cycles");
-        shm.filter(|entry| entry.as_ref().is_ok_and(|e| e.file_name().to_string_lossy().contains(&mine))).count()
+        shm.filter(|entry| {
+            entry.as_ref().is_ok_and(|e| e.file_name().to_string_lossy().contains(&mine))
+        })
+        .count()
     };
     let leftovers = left();
     stocache::sweep();
@@ -66,7 +69,9 @@ pub fn cycles(run: &mut Run) -> Verdict {
         _ if leftovers > names.len() => Err(format!("more than one leftover per name: {line}")),
         _ if left() > 0 => Err(format!("{} leftovers survived the sweep: {line}", left())),
         (0, 0) => Ok(line),
-        (removed, failed) => Err(format!("{removed} live segments lost their name, {failed} opens failed: {line}")),
+        (removed, failed) => {
+            Err(format!("{removed} live segments lost their name, {failed} opens failed: {line}"))
+        }
     }
 }
 
@@ -101,7 +106,9 @@ pub fn fork_then_detach(run: &mut Run) -> Verdict {
         }
         child.wait();
         if byte[0] == 0 {
-            return Err(format!("round {round}: the child lost its segment when its parent detached"));
+            return Err(format!(
+                "round {round}: the child lost its segment when its parent detached"
+            ));
         }
         stocache::sweep();
     }
@@ -131,11 +138,16 @@ pub fn forks_while_threads_run(run: &mut Run) -> Verdict {
                 let i = (random % 64) as i64;
                 let stored = shared.store(i, &[i as u8; 4096], true).expect("a store in a child");
                 assert!(matches!(stored, Store::Stored | Store::Lost));
-                let (side, _) = Cache::open(&request(&format!("{}-child", unique("side")), 4, 64)).expect("an open in a child");
+                let (side, _) = Cache::open(&request(&format!("{}-child", unique("side")), 4, 64))
+                    .expect("an open in a child");
                 side.store(0, &[1; 64], true).expect("a store in a child's own cache");
             });
             let status = child.wait_at_most(Duration::from_secs(60))?;
-            if status == 0 { Ok(()) } else { Err(format!("round {round}: a child ended with status {status:#x}")) }
+            if status == 0 {
+                Ok(())
+            } else {
+                Err(format!("round {round}: a child ended with status {status:#x}"))
+            }
         });
         stop.store(true, Ordering::Relaxed);
         outcome

@@ -82,6 +82,17 @@ impl Child {
         unsafe { libc::kill(self.0, signal) };
     }
 
+    /// Stops the child, and returns when it stands still or is gone.
+    pub fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let flags = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT;
+        // SAFETY: a child of ours; WNOWAIT leaves its end to be waited for again.
+        unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            libc::waitid(libc::P_PID, self.0 as libc::id_t, &mut info, flags);
+        }
+    }
+
     /// Waits for the end; the status as from waitpid.
     pub fn wait(self) -> libc::c_int {
         let mut status = 0;
@@ -119,7 +130,8 @@ impl Drop for Child {
 pub fn request(name: &str, len: u64, bytes: u64) -> Request {
     Request {
         name: name.to_string(),
-        geometry: Geometry::plan(u64::MAX >> 2, len, &[bytes], 0, 1, false).expect("a valid geometry"),
+        geometry: Geometry::plan(u64::MAX >> 2, len, &[bytes], 0, 1, false)
+            .expect("a valid geometry"),
         fingerprint: 0,
         keep: false,
         backing: Backing::Shm,
@@ -144,14 +156,17 @@ pub fn state(cache: &Cache, i: u64) -> u8 {
     unsafe { cache.segment().mapping().at(at as usize, 1).as_ptr().read_volatile() }
 }
 
-/// Waits until slot `i` is being written; false if that never happens.
-pub fn being_written(cache: &Cache, i: u64) -> bool {
+/// Waits until slot `i` is being written, or was written before we could look (false).
+pub fn being_written(cache: &Cache, i: u64) -> Result<bool, String> {
     let began = Instant::now();
-    while state(cache, i) < stocache::slot::FIRST_LEASE {
-        if began.elapsed() > Duration::from_secs(20) {
-            return false;
+    loop {
+        match state(cache, i) {
+            stocache::slot::SET => return Ok(false),
+            stocache::slot::FIRST_LEASE.. => return Ok(true),
+            _ if began.elapsed() > Duration::from_secs(60) => {
+                return Err("no writer claims the slot".into());
+            }
+            _ => std::hint::spin_loop(),
         }
-        std::hint::spin_loop();
     }
-    true
 }

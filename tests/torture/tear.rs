@@ -47,7 +47,8 @@ fn kill(run: &mut Run, tally: &Tally, work: impl Fn(Random) + Copy) -> Result<()
         killed += 1;
     }
     drop(children);
-    let line = format!("{killed} kills, {} verified reads, {} fills", tally.get(READS), tally.get(FILLS));
+    let line =
+        format!("{killed} kills, {} verified reads, {} fills", tally.get(READS), tally.get(FILLS));
     if tally.get(TORN) > 0 {
         return Err(format!("{} torn or foreign reads after {line}", tally.get(TORN)));
     }
@@ -58,7 +59,8 @@ fn kill(run: &mut Run, tally: &Tally, work: impl Fn(Random) + Copy) -> Result<()
 /// No slot may stay in the hands of the dead: each can be stored, or holds a whole value.
 fn all_usable(cache: &Cache, slots: u64, bytes: usize) -> Result<(), String> {
     for i in 0..slots {
-        let stored = cache.store(i as i64, &value(i, 1, bytes), true).map_err(|error| error.to_string())?;
+        let stored =
+            cache.store(i as i64, &value(i, 1, bytes), true).map_err(|error| error.to_string())?;
         if stored != Store::Stored {
             return Err(format!("slot {i} is stuck after all writers died: {stored:?}"));
         }
@@ -88,7 +90,8 @@ pub fn copies(run: &mut Run) -> Verdict {
                 _ => {
                     let mut found = [false];
                     // SAFETY: `row` is one slot long.
-                    let loaded = unsafe { shared.load_many(&[i as i64], row.as_mut_ptr(), &mut found, 1) };
+                    let loaded =
+                        unsafe { shared.load_many(&[i as i64], row.as_mut_ptr(), &mut found, 1) };
                     if loaded.is_ok() && found[0] {
                         counts.add(if whole(i, &row) { READS } else { TORN });
                     }
@@ -109,9 +112,11 @@ pub fn views(run: &mut Run) -> Verdict {
     let tally = Tally::new();
     let mut round = 0;
     while left > 0 {
-        let (cache, _) = open(&request(&format!("{}-{round}", unique("views")), SLOTS, BYTES as u64))?;
+        let (cache, _) =
+            open(&request(&format!("{}-{round}", unique("views")), SLOTS, BYTES as u64))?;
         let (shared, counts) = (&cache, &tally);
-        let mut part = Run { count: left.min(KILLS_PER_CACHE), random: Random::new(run.random.next()) };
+        let mut part =
+            Run { count: left.min(KILLS_PER_CACHE), random: Random::new(run.random.next()) };
         kill(&mut part, &tally, move |mut random| {
             loop {
                 let i = random.below(SLOTS);

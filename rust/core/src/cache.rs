@@ -97,7 +97,8 @@ impl Cache {
             Some(existing) => existing,
             None => {
                 open.retain(|entry| entry.cache.strong_count() > 0);
-                let cache = Arc::new(fresh.take().ok_or_else(|| Error::new(Kind::State, "opened twice"))?);
+                let cache =
+                    Arc::new(fresh.take().ok_or_else(|| Error::new(Kind::State, "opened twice"))?);
                 let any: Arc<dyn std::any::Any + Send + Sync> = cache.clone();
                 open.push(OpenCache { id: cache.id, file, cache: Arc::downgrade(&any) });
                 cache
@@ -255,8 +256,9 @@ impl Cache {
             unsafe { self.mapping().copy_out(at, to, bytes) };
             // SAFETY: written just now, by us alone. The copy is checked, not the slot: it is the
             // copy that the caller gets.
-            !self.geometry().verify || slot_checksum(unsafe { std::slice::from_raw_parts(to, bytes) })
-                == self.checks()[i].load(Ordering::Relaxed)
+            !self.geometry().verify
+                || slot_checksum(unsafe { std::slice::from_raw_parts(to, bytes) })
+                    == self.checks()[i].load(Ordering::Relaxed)
         });
         if copied == Some(false) {
             self.discard(i);
@@ -285,7 +287,10 @@ impl Cache {
     pub fn outside(&self, index: i64) -> Error {
         Error::new(
             Kind::Index,
-            format!("Index {index} out of bounds for dataset of length {}", self.geometry().dataset_len),
+            format!(
+                "Index {index} out of bounds for dataset of length {}",
+                self.geometry().dataset_len
+            ),
         )
     }
 
@@ -294,7 +299,11 @@ impl Cache {
         if bytes.len() as u64 != self.geometry().slot_bytes {
             return Err(Error::new(
                 Kind::Argument,
-                format!("a value of {} bytes does not fit a slot of {} bytes", bytes.len(), self.geometry().slot_bytes),
+                format!(
+                    "a value of {} bytes does not fit a slot of {} bytes",
+                    bytes.len(),
+                    self.geometry().slot_bytes
+                ),
             ));
         }
         self.take_note_after_fork();
@@ -398,12 +407,16 @@ impl Cache {
     pub fn clear(&self) -> Result<()> {
         let slots = self.slots();
         let lease = self.leases().mine(&slots).ok_or_else(|| {
-            Error::new(Kind::State, "too many processes are writing to this cache to clear it; try again later")
+            Error::new(
+                Kind::State,
+                "too many processes are writing to this cache to clear it; try again later",
+            )
         })?;
         let zeros = vec![0u8; self.geometry().slot_bytes as usize];
         let mut failed = None;
         slots.clear(lease, |i| {
-            let wiped = self.segment.write(&zeros, self.layout().slot_at(self.geometry(), i as u64));
+            let wiped =
+                self.segment.write(&zeros, self.layout().slot_at(self.geometry(), i as u64));
             failed = failed.or(wiped.err());
         });
         self.frozen().store(0, Ordering::Relaxed);
@@ -415,7 +428,10 @@ impl Cache {
         let (g, layout) = (self.geometry(), self.layout());
         let (at, len) = (layout.data_at + from * g.slot_bytes, (to - from) * g.slot_bytes);
         self.segment.reserve(at, len).map_err(|errno| {
-            Error::system(&format!("cannot reserve {} for direct access to the array", Bytes(len)), errno)
+            Error::system(
+                &format!("cannot reserve {} for direct access to the array", Bytes(len)),
+                errno,
+            )
         })
     }
 

@@ -48,10 +48,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// An error of `kind` with a one-line message.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-        }
+        Self { kind, message: message.into() }
     }
 
     /// What sort of error this is.
@@ -64,26 +61,21 @@ impl Error {
     pub(crate) fn system(doing: &str, errno: rustix::io::Errno) -> Self {
         use rustix::io::Errno;
         let (kind, remedy) = match errno {
-            Errno::NOSPC | Errno::DQUOT => (
-                Kind::Space,
-                "; free some of /dev/shm, remount it larger or use backing=\"memfd\"",
-            ),
-            Errno::NOMEM => (
-                Kind::Space,
-                "; lower the size limit or raise the memory limit (ulimit -v)",
-            ),
-            Errno::MFILE | Errno::NFILE => (
-                Kind::Space,
-                "; raise the limit of open files (ulimit -n)",
-            ),
-            Errno::ROFS | Errno::ACCESS | Errno::PERM => (
-                Kind::System,
-                "; make /dev/shm writable for this user or use backing=\"memfd\"",
-            ),
-            Errno::NOENT | Errno::NOTDIR => (
-                Kind::System,
-                "; is /dev/shm mounted? backing=\"memfd\" needs no /dev/shm",
-            ),
+            Errno::NOSPC | Errno::DQUOT => {
+                (Kind::Space, "; free some of /dev/shm, remount it larger or use backing=\"memfd\"")
+            }
+            Errno::NOMEM => {
+                (Kind::Space, "; lower the size limit or raise the memory limit (ulimit -v)")
+            }
+            Errno::MFILE | Errno::NFILE => {
+                (Kind::Space, "; raise the limit of open files (ulimit -n)")
+            }
+            Errno::ROFS | Errno::ACCESS | Errno::PERM => {
+                (Kind::System, "; make /dev/shm writable for this user or use backing=\"memfd\"")
+            }
+            Errno::NOENT | Errno::NOTDIR => {
+                (Kind::System, "; is /dev/shm mounted? backing=\"memfd\" needs no /dev/shm")
+            }
             _ => (Kind::System, ""),
         };
         Self::new(kind, format!("{doing}: {errno}{remedy}"))

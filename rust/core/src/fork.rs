@@ -86,7 +86,8 @@ impl<T> ForkLock<T> {
     /// Critical sections are a few pushes and look-ups long, so yielding is enough.
     pub(crate) fn lock(&self) -> ForkGuard<'_, T> {
         // SYNC POINT lock: Acquire here, Release in `unlock`.
-        while self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        while self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
             std::thread::yield_now();
         }
         ForkGuard(self)

@@ -23,7 +23,13 @@ impl Cache {
     ///
     /// # Safety
     /// `out` must be valid for writes of `indices.len() * slot_bytes` bytes, outside the cache.
-    pub unsafe fn load_many(&self, indices: &[i64], out: *mut u8, found: &mut [bool], threads: usize) -> Result<()> {
+    pub unsafe fn load_many(
+        &self,
+        indices: &[i64],
+        out: *mut u8,
+        found: &mut [bool],
+        threads: usize,
+    ) -> Result<()> {
         if found.len() != indices.len() {
             return Err(Error::new(
                 Kind::Argument,
@@ -40,7 +46,9 @@ impl Cache {
         } else {
             let chunk = indices.len().div_ceil(threads);
             std::thread::scope(|scope| {
-                for (k, (indices, found)) in indices.chunks(chunk).zip(found.chunks_mut(chunk)).enumerate() {
+                for (k, (indices, found)) in
+                    indices.chunks(chunk).zip(found.chunks_mut(chunk)).enumerate()
+                {
                     // SAFETY: the chunk's first row lies inside `out`.
                     let rows = Rows(unsafe { out.add(k * chunk * row) });
                     scope.spawn(move || {
@@ -73,12 +81,23 @@ impl Cache {
 
     /// Stores one row per index and says in `stored` which were. A filled slot is no error here.
     /// Returns true if this call froze the cache.
-    pub fn store_many(&self, indices: &[i64], rows: &[u8], overwrite: bool, stored: &mut [bool]) -> Result<bool> {
+    pub fn store_many(
+        &self,
+        indices: &[i64],
+        rows: &[u8],
+        overwrite: bool,
+        stored: &mut [bool],
+    ) -> Result<bool> {
         let row = self.geometry().slot_bytes as usize;
         if indices.len().checked_mul(row) != Some(rows.len()) || stored.len() != indices.len() {
             return Err(Error::new(
                 Kind::Argument,
-                format!("{} rows of {row} bytes need {} bytes, {} were given", indices.len(), indices.len() * row, rows.len()),
+                format!(
+                    "{} rows of {row} bytes need {} bytes, {} were given",
+                    indices.len(),
+                    indices.len() * row,
+                    rows.len()
+                ),
             ));
         }
         self.places(indices)?;

@@ -15,9 +15,7 @@ pub(crate) struct Known {
 impl Known {
     pub(crate) fn new(capacity: u64) -> Self {
         let words = capacity.div_ceil(64) as usize;
-        Self {
-            bits: (0..words).map(|_| AtomicU64::new(0)).collect(),
-        }
+        Self { bits: (0..words).map(|_| AtomicU64::new(0)).collect() }
     }
 
     #[inline]

@@ -91,7 +91,10 @@ impl Geometry {
         if dims.len() > MAX_DIMS {
             return Err(Error::new(
                 Kind::Argument,
-                format!("data_dims has {} dimensions, at most {MAX_DIMS} are allowed; flatten some of them", dims.len()),
+                format!(
+                    "data_dims has {} dimensions, at most {MAX_DIMS} are allowed; flatten some of them",
+                    dims.len()
+                ),
             ));
         }
         if dataset_len == 0 {
@@ -102,7 +105,12 @@ impl Geometry {
             .try_fold(item_bytes, |bytes, &dim| bytes.checked_mul(dim))
             .filter(|&bytes| bytes <= i64::MAX as u64)
             .ok_or_else(|| {
-                Error::new(Kind::Argument, format!("data_dims {dims:?} is more than 2^63 bytes a sample; make them smaller"))
+                Error::new(
+                    Kind::Argument,
+                    format!(
+                        "data_dims {dims:?} is more than 2^63 bytes a sample; make them smaller"
+                    ),
+                )
             })?;
         if slot_bytes == 0 {
             return Err(Error::new(
@@ -135,7 +143,10 @@ impl Geometry {
     /// Where everything lies.
     pub fn layout(&self) -> Result<Layout> {
         let too_large = || {
-            Error::new(Kind::Argument, format!("a cache of {self} is beyond what one file can hold; lower size_limit_gib"))
+            Error::new(
+                Kind::Argument,
+                format!("a cache of {self} is beyond what one file can hold; lower size_limit_gib"),
+            )
         };
         Layout::of(self).ok_or_else(too_large)
     }
@@ -286,9 +297,14 @@ impl Header {
             return refuse("magic: it does not begin like a stocache segment".into());
         }
         if u32_at(8) != FORMAT {
-            return refuse(format!("version: it has format {}, this stocache reads format {FORMAT}", u32_at(8)));
+            return refuse(format!(
+                "version: it has format {}, this stocache reads format {FORMAT}",
+                u32_at(8)
+            ));
         }
-        if u64_at(CHECKSUM_AT) != xxh3_64(&bytes[..CHECKSUM_AT]) && !active(Fault::SkipHeaderChecksum) {
+        if u64_at(CHECKSUM_AT) != xxh3_64(&bytes[..CHECKSUM_AT])
+            && !active(Fault::SkipHeaderChecksum)
+        {
             return refuse("checksum: its header is damaged".into());
         }
         let flags = u32_at(12);
@@ -315,10 +331,9 @@ impl Header {
         });
         match layout {
             None => refuse(format!("header: its offsets do not fit its geometry ({geometry})")),
-            Some(layout) if layout.total != file_len => refuse(format!(
-                "size: it has {file_len} bytes, its header says {}",
-                layout.total
-            )),
+            Some(layout) if layout.total != file_len => {
+                refuse(format!("size: it has {file_len} bytes, its header says {}", layout.total))
+            }
             Some(_) => Ok(Self {
                 instance: u128::from_le_bytes(field(bytes, 16)),
                 keep: flags & FLAG_KEEP != 0,
@@ -361,7 +376,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GOLDEN_CHECKSUM: u64 = 0;
+    const GOLDEN_CHECKSUM: u64 = 11_059_473_271_207_105_674;
 
     fn header() -> Header {
         Header {
@@ -395,18 +410,24 @@ mod tests {
         let bytes = header().encode().unwrap();
         assert_eq!(&bytes[..16], b"stocache\x01\0\0\0\x03\0\0\0");
         assert_eq!(&bytes[16..24], &[4, 3, 2, 1, 0, 0, 0, 0]);
-        assert_eq!(&bytes[32..64], &[
-            0xe8, 3, 0, 0, 0, 0, 0, 0, // dataset_len 1000
-            0xe8, 3, 0, 0, 0, 0, 0, 0, // capacity 1000
-            60, 0, 0, 0, 0, 0, 0, 0, // slot_bytes
-            0, 0, 0, 0, 3, 0, 0, 0, // dtype, ndim
-        ]);
-        assert_eq!(&bytes[192..224], &[
-            0, 0x30, 0, 0, 0, 0, 0, 0, // states at 12288
-            0, 0x40, 0, 0, 0, 0, 0, 0, // checks at 16384
-            0, 0x60, 0, 0, 0, 0, 0, 0, // data at 24576
-            0x60, 0x4a, 1, 0, 0, 0, 0, 0, // total 84576
-        ]);
+        assert_eq!(
+            &bytes[32..64],
+            &[
+                0xe8, 3, 0, 0, 0, 0, 0, 0, // dataset_len 1000
+                0xe8, 3, 0, 0, 0, 0, 0, 0, // capacity 1000
+                60, 0, 0, 0, 0, 0, 0, 0, // slot_bytes
+                0, 0, 0, 0, 3, 0, 0, 0, // dtype, ndim
+            ]
+        );
+        assert_eq!(
+            &bytes[192..224],
+            &[
+                0, 0x30, 0, 0, 0, 0, 0, 0, // states at 12288
+                0, 0x40, 0, 0, 0, 0, 0, 0, // checks at 16384
+                0, 0x60, 0, 0, 0, 0, 0, 0, // data at 24576
+                0x60, 0x4a, 1, 0, 0, 0, 0, 0, // total 84576
+            ]
+        );
         assert_eq!(u64::from_le_bytes(field(&bytes, 248)), GOLDEN_CHECKSUM);
     }
 

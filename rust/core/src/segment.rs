@@ -178,14 +178,16 @@ impl Segment {
 
     /// Looks again and, if there is none, makes one, under a lock that ends with its holder.
     fn create_memfd(request: &Request, started: Instant) -> Result<(Self, Opened)> {
-        let _lock = if request.private { None } else { Some(creation_lock(&request.name, started)?) };
+        let _lock =
+            if request.private { None } else { Some(creation_lock(&request.name, started)?) };
         if !request.private
             && let Some(found) = Self::find(request, None)?
         {
             return Ok((found, Opened::Joined));
         }
-        let file = rustix::fs::memfd_create(file_name(&request.name), rustix::fs::MemfdFlags::CLOEXEC)
-            .map_err(|errno| Error::system("cannot create a memfd", errno))?;
+        let file =
+            rustix::fs::memfd_create(file_name(&request.name), rustix::fs::MemfdFlags::CLOEXEC)
+                .map_err(|errno| Error::system("cannot create a memfd", errno))?;
         let header = Self::lay_out(file.as_fd(), request)?;
         lock(file.as_fd(), FlockOperation::NonBlockingLockShared)?;
         let segment = Self::assemble(file, header, request, Backing::Memfd, None)?;
@@ -211,10 +213,15 @@ impl Segment {
             rustix::fs::ftruncate(file, layout.total)
         };
         sized().map_err(|errno| {
-            let doing = format!("cannot reserve {} for the states of {} samples", Bytes(layout.data_at), request.geometry.dataset_len);
+            let doing = format!(
+                "cannot reserve {} for the states of {} samples",
+                Bytes(layout.data_at),
+                request.geometry.dataset_len
+            );
             Error::system(&doing, errno)
         })?;
-        write_all(file, &header.encode()?, 0).map_err(|errno| Error::system("cannot write the header", errno))?;
+        write_all(file, &header.encode()?, 0)
+            .map_err(|errno| Error::system("cannot write the header", errno))?;
         Ok(header)
     }
 
@@ -239,9 +246,11 @@ impl Segment {
         path: Option<PathBuf>,
     ) -> Result<Self> {
         let layout = header.geometry.layout()?;
-        let stat = rustix::fs::fstat(&file).map_err(|errno| Error::system("cannot look at the segment", errno))?;
-        let mapping = Mapping::map(file.as_fd(), layout.total as usize)
-            .map_err(|errno| Error::system(&format!("cannot map {}", Bytes(layout.total)), errno))?;
+        let stat = rustix::fs::fstat(&file)
+            .map_err(|errno| Error::system("cannot look at the segment", errno))?;
+        let mapping = Mapping::map(file.as_fd(), layout.total as usize).map_err(|errno| {
+            Error::system(&format!("cannot map {}", Bytes(layout.total)), errno)
+        })?;
         let removable = path
             .filter(|_| !header.keep)
             .and_then(|path| CString::new(path.into_os_string().into_encoded_bytes()).ok());
@@ -264,7 +273,10 @@ impl Segment {
         let refused = |why: &dyn std::fmt::Display| {
             Error::new(
                 Kind::Refused,
-                format!("{} is not a cache we can use: {why}; remove it or use another name", path.display()),
+                format!(
+                    "{} is not a cache we can use: {why}; remove it or use another name",
+                    path.display()
+                ),
             )
         };
         let Some(file) = open_checked(&path).map_err(|why| refused(&why))? else {
@@ -281,7 +293,9 @@ impl Segment {
             Err(Errno::WOULDBLOCK) => Opened::Joined,
             Err(errno) => return Err(Error::system("cannot lock the cache", errno)),
         };
-        if lock(file.as_fd(), FlockOperation::NonBlockingLockShared).is_err() || links(file.as_fd()) == 0 {
+        if lock(file.as_fd(), FlockOperation::NonBlockingLockShared).is_err()
+            || links(file.as_fd()) == 0
+        {
             return Ok(Attached::Changing);
         }
         Self::check_same(request, &header)?;
@@ -290,12 +304,19 @@ impl Segment {
     }
 
     /// The segment that process `pid` has open as `fd`, if it is the one we look for.
-    fn join_at(request: &Request, pid: u32, fd: i32, instance: Option<u128>) -> Result<Option<Self>> {
+    fn join_at(
+        request: &Request,
+        pid: u32,
+        fd: i32,
+        instance: Option<u128>,
+    ) -> Result<Option<Self>> {
         let link = PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
         let Ok(target) = std::fs::read_link(&link) else { return Ok(None) };
         let Some(backing) = backing_of(&target, &request.name) else { return Ok(None) };
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let Ok(file) = rustix::fs::openat(CWD, &link, flags, Mode::empty()) else { return Ok(None) };
+        let Ok(file) = rustix::fs::openat(CWD, &link, flags, Mode::empty()) else {
+            return Ok(None);
+        };
         let Ok((bytes, len)) = read_header(file.as_fd()) else { return Ok(None) };
         let Ok(header) = Header::decode(&bytes, len) else { return Ok(None) };
         let wanted = instance.is_none_or(|instance| instance == header.instance);
@@ -303,7 +324,8 @@ impl Segment {
             return Ok(None);
         }
         Self::check_same(request, &header)?;
-        let path = (backing == Backing::Shm && links(file.as_fd()) > 0).then(|| path_of(&request.name));
+        let path =
+            (backing == Backing::Shm && links(file.as_fd()) > 0).then(|| path_of(&request.name));
         Self::assemble(file, header, request, backing, path).map(Some)
     }
 
@@ -313,13 +335,15 @@ impl Segment {
         for pid in numbers(Path::new("/proc")) {
             for fd in numbers(&PathBuf::from(format!("/proc/{pid}/fd"))) {
                 let link = format!("/proc/{pid}/fd/{fd}");
-                let backing = std::fs::read_link(link).ok().and_then(|to| backing_of(&to, &request.name));
+                let backing =
+                    std::fs::read_link(link).ok().and_then(|to| backing_of(&to, &request.name));
                 let candidate = match backing {
                     Some(Backing::Memfd) => true,
                     Some(_) => instance.is_some(),
                     None => false,
                 };
-                if candidate && let Some(found) = Self::join_at(request, pid, fd as i32, instance)? {
+                if candidate && let Some(found) = Self::join_at(request, pid, fd as i32, instance)?
+                {
                     return Ok(Some(found));
                 }
             }
@@ -340,7 +364,10 @@ impl Segment {
         if header.fingerprint != request.fingerprint {
             return Err(Error::new(
                 Kind::Argument,
-                format!("fingerprint: the cache {:?} was made for other data; use another name or remove it", request.name),
+                format!(
+                    "fingerprint: the cache {:?} was made for other data; use another name or remove it",
+                    request.name
+                ),
             ));
         }
         Ok(())
@@ -465,9 +492,12 @@ fn remove_if_last(anchor: &Anchor) {
 /// Removes `path` if it still names `file`. Call it with the exclusive lock held: by the rules
 /// above nobody else can then remove or replace the name.
 fn unlink_same(file: BorrowedFd<'_>, path: &Path) -> bool {
-    let same = |a: rustix::fs::Stat, b: rustix::fs::Stat| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino);
+    let same =
+        |a: rustix::fs::Stat, b: rustix::fs::Stat| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino);
     match (rustix::fs::fstat(file), rustix::fs::lstat(path)) {
-        (Ok(ours), Ok(named)) if ours.st_nlink > 0 && same(ours, named) => rustix::fs::unlink(path).is_ok(),
+        (Ok(ours), Ok(named)) if ours.st_nlink > 0 && same(ours, named) => {
+            rustix::fs::unlink(path).is_ok()
+        }
         _ => false,
     }
 }
@@ -489,7 +519,10 @@ fn open_checked(path: &Path) -> std::result::Result<Option<OwnedFd>, String> {
         return Err(format!("owner: it belongs to user {}, we are user {uid}", stat.st_uid));
     }
     if stat.st_mode & 0o7777 != 0o600 {
-        return Err(format!("mode: others may reach it (mode {:o}, not 600)", stat.st_mode & 0o7777));
+        return Err(format!(
+            "mode: others may reach it (mode {:o}, not 600)",
+            stat.st_mode & 0o7777
+        ));
     }
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
@@ -497,7 +530,8 @@ fn open_checked(path: &Path) -> std::result::Result<Option<OwnedFd>, String> {
         Err(Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(format!("cannot open it ({errno})")),
     };
-    let opened = rustix::fs::fstat(&file).map_err(|errno| format!("cannot look at it ({errno})"))?;
+    let opened =
+        rustix::fs::fstat(&file).map_err(|errno| format!("cannot look at it ({errno})"))?;
     // Replaced between the two looks: whatever it is now, it is not what was checked.
     if (opened.st_dev, opened.st_ino) != (stat.st_dev, stat.st_ino) {
         return Ok(None);
@@ -554,7 +588,11 @@ fn choose(request: &Request, need: u64) -> Result<Backing> {
             "the cache needs {} but /dev/shm has {} free{}; lower size_limit_gib, remount it larger (mount -o remount,size=… /dev/shm) or use backing=\"memfd\"",
             Bytes(need),
             Bytes(mount.free),
-            if reserve > 0 { format!(", of which {} stay free for others", Bytes(reserve)) } else { String::new() },
+            if reserve > 0 {
+                format!(", of which {} stay free for others", Bytes(reserve))
+            } else {
+                String::new()
+            },
         ),
     ))
 }
@@ -565,7 +603,8 @@ fn creation_lock(name: &str, started: Instant) -> Result<OwnedFd> {
     // The address is at most 107 bytes, a name may be longer.
     let address = format!("{}{:032x}", file_prefix(), xxhash_rust::xxh3::xxh3_128(name.as_bytes()));
     let lock = || -> rustix::io::Result<OwnedFd> {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         bind(&socket, &SocketAddrUnix::new_abstract_name(address.as_bytes())?)?;
         Ok(socket)
     };
@@ -573,7 +612,9 @@ fn creation_lock(name: &str, started: Instant) -> Result<OwnedFd> {
         match lock() {
             Ok(socket) => return Ok(socket),
             Err(Errno::ADDRINUSE) if started.elapsed() < PATIENCE => std::thread::sleep(RETRY),
-            Err(errno) => return Err(Error::system(&format!("cannot lock the creation of {name:?}"), errno)),
+            Err(errno) => {
+                return Err(Error::system(&format!("cannot lock the creation of {name:?}"), errno));
+            }
         }
     }
 }
@@ -624,6 +665,8 @@ fn check_name(name: &str) -> Result<()> {
     }
     Err(Error::new(
         Kind::Argument,
-        format!("name {name:?} is not allowed: use 1 to 100 letters, digits, dots, dashes and underscores"),
+        format!(
+            "name {name:?} is not allowed: use 1 to 100 letters, digits, dots, dashes and underscores"
+        ),
     ))
 }

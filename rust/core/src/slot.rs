@@ -174,10 +174,7 @@ impl<'a> Slots<'a> {
 
     /// How many slots are set.
     pub fn filled(&self) -> u64 {
-        self.states
-            .iter()
-            .filter(|s| s.load(Ordering::Relaxed) == SET)
-            .count() as u64
+        self.states.iter().filter(|s| s.load(Ordering::Relaxed) == SET).count() as u64
     }
 
     /// Runs `copy` on the bytes of slot `i` if it is set; `Some` only if they did not change
@@ -205,9 +202,7 @@ impl<'a> Slots<'a> {
 
     #[inline]
     fn exchange(&self, i: usize, from: u8, to: u8) -> bool {
-        self.states[i]
-            .compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed)
-            .is_ok()
+        self.states[i].compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Announces that readable bytes are about to change. Always true, to chain after a claim.

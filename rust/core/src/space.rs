@@ -93,7 +93,8 @@ const V1: Version = Version {
     usage: "memory.usage_in_bytes",
     reclaimable: "total_inactive_file",
 };
-const V2: Version = Version { limit: "memory.max", usage: "memory.current", reclaimable: "inactive_file" };
+const V2: Version =
+    Version { limit: "memory.max", usage: "memory.current", reclaimable: "inactive_file" };
 
 /// The smallest remainder of a cgroup and its ancestors. Inside a container the path of the host
 /// may not exist; then the visible root is the container's own group.
@@ -115,10 +116,8 @@ fn remainder(group: &Path, version: &Version) -> Option<Memory> {
         .unwrap_or(0);
     let free = limit.saturating_sub(usage.saturating_sub(reclaimable));
     // Version 1 says "no limit" with a number near 2^63.
-    (limit < 1 << 62).then(|| Memory {
-        free,
-        set_by: format!("memory cgroup limit of {}", Bytes(limit)),
-    })
+    (limit < 1 << 62)
+        .then(|| Memory { free, set_by: format!("memory cgroup limit of {}", Bytes(limit)) })
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -176,7 +175,8 @@ mod tests {
 
     impl Tree {
         fn new(name: &str, files: &[(&str, &str)]) -> Self {
-            let root = std::env::temp_dir().join(format!("stocache-space-{name}-{}", std::process::id()));
+            let root =
+                std::env::temp_dir().join(format!("stocache-space-{name}-{}", std::process::id()));
             for (path, text) in files {
                 let path = root.join(path);
                 std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -196,7 +196,8 @@ mod tests {
         }
     }
 
-    const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable:    4096 kB\n");
+    const MEMINFO: (&str, &str) =
+        ("proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable:    4096 kB\n");
 
     #[test]
     fn without_a_cgroup_the_machine_decides() {
@@ -207,43 +208,52 @@ mod tests {
 
     #[test]
     fn version_2_takes_the_tightest_ancestor_and_counts_page_cache_as_free() {
-        let tree = Tree::new("v2", &[
-            MEMINFO,
-            ("proc/self/cgroup", "0::/job/step\n"),
-            ("cgroup/cgroup.controllers", "memory"),
-            ("cgroup/job/memory.max", "1000000\n"),
-            ("cgroup/job/memory.current", "900000\n"),
-            ("cgroup/job/memory.stat", "anon 5\ninactive_file 50000\n"),
-            ("cgroup/job/step/memory.max", "max\n"),
-            ("cgroup/job/step/memory.current", "10\n"),
-        ]);
+        let tree = Tree::new(
+            "v2",
+            &[
+                MEMINFO,
+                ("proc/self/cgroup", "0::/job/step\n"),
+                ("cgroup/cgroup.controllers", "memory"),
+                ("cgroup/job/memory.max", "1000000\n"),
+                ("cgroup/job/memory.current", "900000\n"),
+                ("cgroup/job/memory.stat", "anon 5\ninactive_file 50000\n"),
+                ("cgroup/job/step/memory.max", "max\n"),
+                ("cgroup/job/step/memory.current", "10\n"),
+            ],
+        );
         assert_eq!(tree.memory().free, 150_000);
         assert!(tree.memory().set_by.contains("cgroup"));
     }
 
     #[test]
     fn version_1_reads_its_own_files_and_ignores_no_limit() {
-        let tree = Tree::new("v1", &[
-            MEMINFO,
-            ("proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/job\n0::/\n"),
-            ("cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
-            ("cgroup/memory/memory.usage_in_bytes", "1\n"),
-            ("cgroup/memory/job/memory.limit_in_bytes", "2000000\n"),
-            ("cgroup/memory/job/memory.usage_in_bytes", "500000\n"),
-            ("cgroup/memory/job/memory.stat", "total_inactive_file 100\n"),
-        ]);
+        let tree = Tree::new(
+            "v1",
+            &[
+                MEMINFO,
+                ("proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/job\n0::/\n"),
+                ("cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+                ("cgroup/memory/memory.usage_in_bytes", "1\n"),
+                ("cgroup/memory/job/memory.limit_in_bytes", "2000000\n"),
+                ("cgroup/memory/job/memory.usage_in_bytes", "500000\n"),
+                ("cgroup/memory/job/memory.stat", "total_inactive_file 100\n"),
+            ],
+        );
         assert_eq!(tree.memory().free, 1_500_100);
     }
 
     #[test]
     fn a_path_of_the_host_that_is_not_here_means_the_visible_root() {
-        let tree = Tree::new("container", &[
-            MEMINFO,
-            ("proc/self/cgroup", "0::/../host/path\n"),
-            ("cgroup/cgroup.controllers", "memory"),
-            ("cgroup/memory.max", "3000000\n"),
-            ("cgroup/memory.current", "0\n"),
-        ]);
+        let tree = Tree::new(
+            "container",
+            &[
+                MEMINFO,
+                ("proc/self/cgroup", "0::/../host/path\n"),
+                ("cgroup/cgroup.controllers", "memory"),
+                ("cgroup/memory.max", "3000000\n"),
+                ("cgroup/memory.current", "0\n"),
+            ],
+        );
         assert_eq!(tree.memory().free, 3_000_000);
     }
 }

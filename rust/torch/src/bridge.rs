@@ -97,7 +97,13 @@ pub mod ffi {
         fn look(self: &Handle, index: i64) -> Found;
         fn base(self: &Handle) -> *mut u8;
         fn store(self: &Handle, index: i64, value: &Tensor, overwrite: bool) -> Result<Slot>;
-        fn load_many(self: &Handle, indices: &Tensor, out: &Tensor, found: &Tensor, threads: u32) -> Result<()>;
+        fn load_many(
+            self: &Handle,
+            indices: &Tensor,
+            out: &Tensor,
+            found: &Tensor,
+            threads: u32,
+        ) -> Result<()>;
         fn store_many(
             self: &Handle,
             indices: &Tensor,

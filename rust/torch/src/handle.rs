@@ -7,7 +7,9 @@ use crate::tensor::{Contents, borrow, flags, indices};
 use cxx::UniquePtr;
 use std::sync::Arc;
 use stocache::layout::Header;
-use stocache::{Backing, Cache, Error, Geometry, Join, Kind, Load, Mapping, Opened, Request, Store};
+use stocache::{
+    Backing, Cache, Error, Geometry, Join, Kind, Load, Mapping, Opened, Request, Store,
+};
 
 type Result<T> = std::result::Result<T, Crossing>;
 
@@ -28,7 +30,8 @@ pub fn open(options: &ffi::Options) -> Result<Box<Handle>> {
             "shm" => Backing::Shm,
             "memfd" => Backing::Memfd,
             other => {
-                let message = format!("backing {other:?} is not known; use \"auto\", \"shm\" or \"memfd\"");
+                let message =
+                    format!("backing {other:?} is not known; use \"auto\", \"shm\" or \"memfd\"");
                 return Err(Error::new(Kind::Argument, message).into());
             }
         };
@@ -46,9 +49,11 @@ pub fn open(options: &ffi::Options) -> Result<Box<Handle>> {
             keep: options.keep,
             backing,
             private: options.private_name,
-            join: u128::from_str_radix(&options.instance, 16)
-                .ok()
-                .map(|instance| Join { instance, pid: options.pid, fd: options.fd }),
+            join: u128::from_str_radix(&options.instance, 16).ok().map(|instance| Join {
+                instance,
+                pid: options.pid,
+                fd: options.fd,
+            }),
         };
         let (cache, opened) = Cache::open(&request)?;
         Ok(Box::new(Handle { cache, opened }))
@@ -57,13 +62,15 @@ pub fn open(options: &ffi::Options) -> Result<Box<Handle>> {
 
 /// The open cache with that number.
 pub fn by_id(id: u64) -> Result<Box<Handle>> {
-    guard(|| match Cache::by_id(id) {
+    guard(|| {
+        match Cache::by_id(id) {
         Some(cache) => Ok(Box::new(Handle { cache, opened: Opened::Joined })),
         None => Err(Error::new(
             Kind::State,
             format!("no open cache has the handle {id}; it was closed, or the handle is of another process"),
         )
         .into()),
+    }
     })
 }
 
@@ -148,17 +155,34 @@ impl Handle {
         })
     }
 
-    pub fn load_many(&self, at: &ffi::Tensor, out: &ffi::Tensor, found: &ffi::Tensor, threads: u32) -> Result<()> {
+    pub fn load_many(
+        &self,
+        at: &ffi::Tensor,
+        out: &ffi::Tensor,
+        found: &ffi::Tensor,
+        threads: u32,
+    ) -> Result<()> {
         guard(|| {
             let (at, out, mut found) = (borrow(at), borrow(out), borrow(found));
             let at = indices(&at)?;
-            if !out.is_contiguous() || out.numel() * self.item_bytes() != at.len() * self.slot_bytes() {
-                return Err(Error::new(Kind::Argument, "out is not contiguous or not one row per index").into());
+            if !out.is_contiguous()
+                || out.numel() * self.item_bytes() != at.len() * self.slot_bytes()
+            {
+                return Err(Error::new(
+                    Kind::Argument,
+                    "out is not contiguous or not one row per index",
+                )
+                .into());
             }
             // SAFETY: contiguous with exactly one row per index (checked above), and the C++ side
             // has checked that it does not overlap the cache.
             unsafe {
-                self.cache.load_many(at, out.data_ptr().cast(), flags(&mut found)?, threads as usize)?;
+                self.cache.load_many(
+                    at,
+                    out.data_ptr().cast(),
+                    flags(&mut found)?,
+                    threads as usize,
+                )?;
             }
             Ok(())
         })
@@ -174,7 +198,12 @@ impl Handle {
         guard(|| {
             let (at, mut stored) = (borrow(at), borrow(stored));
             let values = Contents::of(values, self.item_bytes())?;
-            Ok(self.cache.store_many(indices(&at)?, values.bytes(), overwrite, flags(&mut stored)?)?)
+            Ok(self.cache.store_many(
+                indices(&at)?,
+                values.bytes(),
+                overwrite,
+                flags(&mut stored)?,
+            )?)
         })
     }
 
@@ -186,8 +215,14 @@ impl Handle {
                 return Err(self.cache.outside(index).into());
             }
             self.cache.reserve(place, place + 1)?;
-            let at = self.cache.segment().layout().data_at + place * self.cache.geometry().slot_bytes;
-            self.view(at, self.cache.geometry().slot_bytes, &self.dims(), self.cache.geometry().dtype)
+            let at =
+                self.cache.segment().layout().data_at + place * self.cache.geometry().slot_bytes;
+            self.view(
+                at,
+                self.cache.geometry().slot_bytes,
+                &self.dims(),
+                self.cache.geometry().dtype,
+            )
         })
     }
 
@@ -196,7 +231,8 @@ impl Handle {
         guard(|| {
             let geometry = self.cache.geometry();
             self.cache.reserve(0, geometry.capacity)?;
-            let sizes: Vec<i64> = [geometry.capacity as i64].into_iter().chain(self.dims()).collect();
+            let sizes: Vec<i64> =
+                [geometry.capacity as i64].into_iter().chain(self.dims()).collect();
             let bytes = geometry.capacity * geometry.slot_bytes;
             self.view(self.cache.segment().layout().data_at, bytes, &sizes, geometry.dtype)
         })
@@ -210,7 +246,13 @@ impl Handle {
         })
     }
 
-    fn view(&self, at: u64, bytes: u64, sizes: &[i64], dtype: i32) -> Result<UniquePtr<ffi::Tensor>> {
+    fn view(
+        &self,
+        at: u64,
+        bytes: u64,
+        sizes: &[i64],
+        dtype: i32,
+    ) -> Result<UniquePtr<ffi::Tensor>> {
         let data = self.cache.segment().mapping().at(at as usize, bytes as usize);
         // SAFETY: the bytes lie in the mapping, which the pin keeps alive as long as the tensor.
         Ok(unsafe { ffi::over_segment(self.pin(), data.as_ptr(), bytes, sizes, dtype)? })

@@ -32,7 +32,9 @@ impl World {
     }
 
     fn lock(&self, k: u8, process: u8) -> bool {
-        self.holders[k as usize].compare_exchange(0, process, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.holders[k as usize]
+            .compare_exchange(0, process, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
     }
 
     fn unlock(&self, k: u8) {

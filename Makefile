@@ -1,0 +1,87 @@
+# Everything a newcomer needs is two commands: `make demo` and `make test`.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+VENV   := .venv
+PY     := $(VENV)/bin/python
+ROOT   := $(CURDIR)
+SOURCES := $(shell find rust csrc python -type f -not -name '*.pyc' 2>/dev/null) \
+           Cargo.toml Cargo.lock setup.py pyproject.toml
+CPP    := $(wildcard csrc/*.cpp csrc/*.h)
+PYTHON := python benches/python examples tests/python setup.py
+# nextest where present; plain cargo test runs the same tests.
+CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest run,cargo test)
+PYTEST_ARGS ?=
+
+.PHONY: help demo test test-long test-rust test-python test-wheel lint bench bench-core build wheel clean
+
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: build ## Train without and with the cache; prints a table, saves a plot
+	$(PY) examples/demo.py
+
+test: lint test-rust test-python ## Run every check that a change must pass
+	@echo; echo "All checks passed."
+
+test-long: lint ## The same with the full counts of kills and reads, and in an empty venv
+	STOCACHE_LONG=1 $(MAKE) test-rust
+	$(MAKE) test-python PYTEST_ARGS=--long
+	$(MAKE) test-wheel
+
+test-rust: ## Core tests: units, models, tortures and their controls
+	$(CARGO_TEST)
+	$(CARGO_TEST) --features faults --test controls
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --lib slot::models
+
+# From another folder, so that nothing but the installed package can be imported.
+test-python: build ## Python tests, against the installed package
+	cd "$$(mktemp -d)" && "$(ROOT)/$(PY)" -m pytest -q -c "$(ROOT)/pyproject.toml" \
+	  --rootdir "$(ROOT)" -p no:cacheprovider "$(ROOT)/tests/python" $(PYTEST_ARGS)
+
+test-wheel: wheel ## Python tests against the wheel in an empty venv with torch
+	tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	python3 -m venv "$$tmp/venv"; \
+	"$$tmp/venv/bin/pip" install --progress-bar on dist/stocache-*.whl numpy pytest; \
+	cd "$$tmp" && venv/bin/python -m pytest -q -c "$(ROOT)/pyproject.toml" --rootdir "$(ROOT)" \
+	  -p no:cacheprovider "$(ROOT)/tests/python"
+
+lint: build ## Formatting, clippy, ruff, mypy, clang-format
+	cargo fmt --all --check
+	cargo clippy --all-targets --features faults -- -D warnings
+	$(PY) setup.py -q clippy
+	$(PY) -m ruff check $(PYTHON)
+	$(PY) -m ruff format --check $(PYTHON)
+	$(PY) -m mypy
+	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
+
+bench: build ## Print the speed table: peers and limits in the same run
+	$(PY) benches/python/shared_cache.py --with-demo
+
+bench-peers: build ## Warm epochs through a DataLoader, with a plot
+	$(PY) benches/python/peers.py
+
+bench-core: ## Criterion benches of the core alone
+	cargo bench --bench slots
+
+build: $(VENV)/.installed ## Install stocache into .venv
+
+wheel: $(VENV)/.deps ## Build a wheel into dist/
+	rm -f dist/stocache-*.whl
+	$(VENV)/bin/pip wheel --no-build-isolation --no-deps -w dist .
+
+clean: ## Remove everything that was built
+	rm -rf $(VENV) target build dist python/*.egg-info
+
+$(VENV)/.deps: requirements-dev.txt
+	@command -v cargo >/dev/null || { echo "stocache needs Rust 1.90 or newer: https://rustup.rs"; exit 1; }
+	@command -v c++ >/dev/null || { echo "stocache needs a C++ compiler: apt-get install g++"; exit 1; }
+	test -x $(PY) || python3 -m venv $(VENV)
+	$(VENV)/bin/pip install --progress-bar on -r requirements-dev.txt
+	touch $@
+
+# The first build compiles the C++ bindings of tch, a few minutes on two cores.
+$(VENV)/.installed: $(VENV)/.deps $(SOURCES)
+	$(VENV)/bin/pip install -v --no-build-isolation --no-deps --force-reinstall . 2>&1 | tools/progress
+	touch $@
