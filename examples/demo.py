@@ -1,6 +1,6 @@
 """Train a small CNN on JPEGs from a slow source, without and with a SharedCache.
 
-    python examples/demo.py                      # about a minute on two cores
+    python examples/demo.py                      # about 80 seconds on two cores
     python examples/demo.py --images 256 --rounds 1 --json build/demo.json
 
 The script writes JPEGs to a temporary folder, reads them through `SlowFolder` (every read

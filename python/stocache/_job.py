@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from stocache import _C
+
 # How many elements of a long container are looked at. Shards of a list differ nearly everywhere.
 _SAMPLE = 256
 _MAX_DEPTH = 4
@@ -75,6 +77,7 @@ def _owner(frame: FrameType | None) -> object | None:
 
 
 def _warn_if_others_differ(place: str, name: str, owner: object) -> None:
+    _C.sweep()  # what a killed job left behind says nothing about this one
     prefix = f"stocache-{os.geteuid()}-"
     others = [
         entry

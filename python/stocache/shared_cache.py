@@ -15,6 +15,8 @@ import torch
 from stocache import _C, _job
 
 _GIB = 1 << 30
+# What _open takes, up to where another process has the cache open.
+_Arguments = tuple[int, int, tuple[int, ...], torch.dtype, str, bool, str, bool, bool, str]
 Indices = Sequence[int] | torch.Tensor | Any  # also numpy arrays, which are not imported for this
 
 
@@ -99,7 +101,7 @@ class SharedCache(_C.Cache):
     ``get_many``, which copies.
     """
 
-    _arguments: tuple[Any, ...] = ()
+    _arguments: _Arguments
 
     def __init__(
         self,
@@ -209,7 +211,7 @@ class SharedCache(_C.Cache):
 
     @property
     def aux_array(self) -> torch.Tensor:
-        """The state of every sample, live: 0 empty, 1 set, 2 beyond the cache, else being written."""
+        """The state of every sample, live: 0 empty, 1 set, 2 beyond the cache, else written now."""
         return self._states()
 
     @property
@@ -324,14 +326,12 @@ class SharedCache(_C.Cache):
         self.close()
 
 
-def _rejoin(
-    kind: type[SharedCache], arguments: tuple[Any, ...], where: tuple[str, int, int]
-) -> SharedCache:
+def _rejoin(kind: type[SharedCache], arguments: Any, where: tuple[str, int, int]) -> SharedCache:
     """The same cache in another process; an empty one of the same kind if it is gone."""
     cache = kind.__new__(kind)
     cache._arguments = arguments
     instance, pid, fd = where
-    cache._open(*arguments, instance, pid, fd)
+    cache._open(*cache._arguments, instance, pid, fd)
     return cache
 
 

@@ -125,9 +125,11 @@ def nothing_left_behind(request):
     children = set(child_pids())
     yield
     deadline = time.monotonic() + 10
+    objects = shm_objects() - before[0]
     while True:
         gc.collect()
-        left = [path for path in shm_objects() - before[0] if not held_by_strangers(path)]
+        objects &= shm_objects()  # what came later is another program's
+        left = [path for path in objects if not held_by_strangers(path)]
         left += [f"mount {m}" for m in mount_points() - before[1]]
         left += [f"cgroup {c}" for c in own_cgroups() - before[2]]
         orphans = {pid: what for pid, what in child_pids().items() if pid not in children}

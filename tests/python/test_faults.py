@@ -89,6 +89,7 @@ def test_killed_writers_leave_no_torn_row_and_no_stuck_slot(make_cache, scale, s
 def test_killed_dataloader_workers_cost_an_epoch_and_no_sample(scale, seed):
     rng = random.Random(seed)
     killed = 0
+    victims = []
     for _ in range(scale(6, 200)):
         dataset = CachedSamples(128, 1 << 12)
         finished = False
@@ -103,7 +104,8 @@ def test_killed_dataloader_workers_cost_an_epoch_and_no_sample(scale, seed):
                     for idx, row in zip(indices.tolist(), rows, strict=True):
                         assert complaint(idx, row) is None
                     if turn == fatal:
-                        os.kill(rng.choice(iterator._workers).pid, signal.SIGKILL)
+                        victims.append(rng.choice(iterator._workers).pid)
+                        os.kill(victims[-1], signal.SIGKILL)
                 finished = True
             except (RuntimeError, OSError, EOFError) as error:
                 # torch's own words, or a tensor that was on its way when its sender died
@@ -118,6 +120,9 @@ def test_killed_dataloader_workers_cost_an_epoch_and_no_sample(scale, seed):
             assert complaint(idx, dataset.cache.get_slot(idx)) is None
         dataset.cache.close()
     assert killed > 0
+    for pid in victims:  # torch's own batches that were on their way: a kill leaves their files
+        for file in Path("/dev/shm").glob(f"torch_{pid}_*"):
+            file.unlink()
 
 
 # P2 and P3: dead and stopped writers

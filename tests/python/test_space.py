@@ -6,6 +6,7 @@ that child: the machine's own /dev/shm is never filled."""
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -119,6 +120,7 @@ def test_reading_a_hole_of_a_full_mount_is_what_kills_without_the_promise(in_own
         os.ftruncate(file, 1 << 24)
         memory = mmap.mmap(file, 1 << 24)
         hog_the_mount()
+        faulthandler.disable()  # its report of what must happen here would look like a failure
         pid = os.fork()
         if pid == 0:
             memory[1 << 23] = 1
@@ -132,8 +134,8 @@ def test_workers_on_a_full_mount_warn_once_and_go_on(in_own_shm):
     def scenario():
         cache = words_cache(64, SLOT, backing="shm")
         cache.set_slot(0, whole(0, SLOT))
+        counts = FORK.Queue()  # its semaphores live in /dev/shm too
         hog_the_mount()
-        counts = FORK.Queue()
 
         def work(n):
             with warnings.catch_warnings(record=True) as seen:
@@ -207,13 +209,13 @@ def test_a_mount_without_inodes_is_a_clear_error(in_own_shm):
 
 def test_a_read_only_mount_is_a_clear_error(in_own_shm):
     def scenario():
-        with pytest.raises(OSError) as caught:
+        with pytest.raises((OSError, RuntimeError)) as caught:
             words_cache(8, 8, backing="shm")
         assert "/dev/shm" in str(caught.value) and "\n" not in str(caught.value)
         assert "memfd" in str(caught.value)
         with words_cache(8, 8, backing="memfd") as cache:
             cache.set_slot(0, whole(0, 8))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError):
             words_cache(8, 8).close()
         return "done"
 

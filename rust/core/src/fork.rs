@@ -151,8 +151,12 @@ pub(crate) fn process() -> u32 {
     }
 }
 
-/// From now on, forks and the exit of the process take care of this segment.
-pub(crate) fn register(anchor: Arc<Anchor>) {
+/// Keeps this process from forking while it is held. A child that is forked between the opening of
+/// a segment's file and its registration would share the open file description unknowingly.
+pub(crate) struct Unforked(ForkGuard<'static, Vec<Arc<Anchor>>>);
+
+/// Waits for forks that are under way, and holds up others.
+pub(crate) fn hold() -> Unforked {
     static HANDLERS: Once = Once::new();
     HANDLERS.call_once(|| {
         if crate::fault::active(crate::fault::Fault::NoForkHandler) {
@@ -166,12 +170,23 @@ pub(crate) fn register(anchor: Arc<Anchor>) {
         }
     });
     process();
-    ANCHORS.lock().push(anchor);
+    Unforked(ANCHORS.lock())
 }
 
-/// Ends what `register` began.
-pub(crate) fn unregister(anchor: &Arc<Anchor>) {
-    ANCHORS.lock().retain(|a| !Arc::ptr_eq(a, anchor));
+impl Unforked {
+    /// From now on, forks and the exit of the process take care of this segment.
+    pub(crate) fn register(mut self, anchor: Arc<Anchor>) {
+        self.0.push(anchor);
+    }
+}
+
+/// Ends what `register` began: deals with the name and closes the descriptor.
+pub(crate) fn close(anchor: &Arc<Anchor>) {
+    let mut anchors = ANCHORS.lock();
+    anchors.retain(|a| !Arc::ptr_eq(a, anchor));
+    anchor.release();
+    // SAFETY: opened for this anchor, owned by its segment alone, used by nobody after this.
+    unsafe { libc::close(anchor.fd) };
 }
 
 extern "C" fn prepare() {

@@ -18,7 +18,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
-use crate::fork::{self, Anchor};
+use crate::fork::{self, Anchor, Unforked};
 use crate::layout::{self, Bytes, FORMAT, Geometry, HEADER_BYTES, Header, Layout};
 use crate::memory::Mapping;
 use crate::{slot, space};
@@ -160,6 +160,7 @@ impl Segment {
 
     fn create(request: &Request) -> Result<Option<Self>> {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let unforked = fork::hold();
         let file = rustix::fs::openat(CWD, SHM, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|errno| Error::system("cannot create a file in /dev/shm", errno))?;
         let header = Self::lay_out(file.as_fd(), request)?;
@@ -167,7 +168,8 @@ impl Segment {
         let path = path_of(&request.name);
         let magic = format!("/proc/self/fd/{}", file.as_raw_fd());
         // The name is removed on detach unless it is kept, so the anchor learns it before it exists.
-        let segment = Self::assemble(file, header, request, Backing::Shm, Some(path.clone()))?;
+        let path_too = Some(path.clone());
+        let segment = Self::assemble(unforked, file, header, request, Backing::Shm, path_too)?;
         segment.mark_beyond();
         match rustix::fs::linkat(CWD, magic, CWD, &path, AtFlags::SYMLINK_FOLLOW) {
             Ok(()) => Ok(Some(segment)),
@@ -178,19 +180,19 @@ impl Segment {
 
     /// Looks again and, if there is none, makes one, under a lock that ends with its holder.
     fn create_memfd(request: &Request, started: Instant) -> Result<(Self, Opened)> {
-        let _lock =
-            if request.private { None } else { Some(creation_lock(&request.name, started)?) };
+        let _lock = if request.private { None } else { creation_lock(&request.name, started)? };
         if !request.private
             && let Some(found) = Self::find(request, None)?
         {
             return Ok((found, Opened::Joined));
         }
+        let unforked = fork::hold();
         let file =
             rustix::fs::memfd_create(file_name(&request.name), rustix::fs::MemfdFlags::CLOEXEC)
                 .map_err(|errno| Error::system("cannot create a memfd", errno))?;
         let header = Self::lay_out(file.as_fd(), request)?;
         lock(file.as_fd(), FlockOperation::NonBlockingLockShared)?;
-        let segment = Self::assemble(file, header, request, Backing::Memfd, None)?;
+        let segment = Self::assemble(unforked, file, header, request, Backing::Memfd, None)?;
         segment.mark_beyond();
         Ok((segment, Opened::Created))
     }
@@ -238,7 +240,9 @@ impl Segment {
         }
     }
 
+    /// Maps and registers; `unforked` was taken before `file` was opened.
     fn assemble(
+        unforked: Unforked,
         file: OwnedFd,
         header: Header,
         request: &Request,
@@ -255,7 +259,7 @@ impl Segment {
             .filter(|_| !header.keep)
             .and_then(|path| CString::new(path.into_os_string().into_encoded_bytes()).ok());
         let anchor = Arc::new(Anchor::new(file.into_raw_fd(), removable, remove_if_last));
-        fork::register(anchor.clone());
+        unforked.register(anchor.clone());
         Ok(Self {
             anchor,
             mapping: Arc::new(mapping),
@@ -279,6 +283,7 @@ impl Segment {
                 ),
             )
         };
+        let unforked = fork::hold();
         let Some(file) = open_checked(&path).map_err(|why| refused(&why))? else {
             return Ok(Attached::Absent);
         };
@@ -299,7 +304,7 @@ impl Segment {
             return Ok(Attached::Changing);
         }
         Self::check_same(request, &header)?;
-        let segment = Self::assemble(file, header, request, Backing::Shm, Some(path))?;
+        let segment = Self::assemble(unforked, file, header, request, Backing::Shm, Some(path))?;
         Ok(Attached::Open(segment, how))
     }
 
@@ -314,6 +319,7 @@ impl Segment {
         let Ok(target) = std::fs::read_link(&link) else { return Ok(None) };
         let Some(backing) = backing_of(&target, &request.name) else { return Ok(None) };
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let unforked = fork::hold();
         let Ok(file) = rustix::fs::openat(CWD, &link, flags, Mode::empty()) else {
             return Ok(None);
         };
@@ -326,7 +332,7 @@ impl Segment {
         Self::check_same(request, &header)?;
         let path =
             (backing == Backing::Shm && links(file.as_fd()) > 0).then(|| path_of(&request.name));
-        Self::assemble(file, header, request, backing, path).map(Some)
+        Self::assemble(unforked, file, header, request, backing, path).map(Some)
     }
 
     /// Walks the descriptors of all processes of this user. With an instance any backing will do,
@@ -439,12 +445,8 @@ impl Segment {
 }
 
 impl Drop for Segment {
-    #[allow(unsafe_code)] // closing the number that the anchor owned
     fn drop(&mut self) {
-        fork::unregister(&self.anchor);
-        self.anchor.release();
-        // SAFETY: opened in `assemble`'s caller, owned by this segment alone, used by nobody after.
-        unsafe { libc::close(self.anchor.fd) };
+        fork::close(&self.anchor);
     }
 }
 
@@ -464,6 +466,8 @@ pub fn sweep() -> Vec<String> {
         .filter_map(|entry| {
             let name = entry.ok()?.file_name().into_string().ok()?;
             let path = Path::new(SHM).join(name.strip_prefix(&prefix).map(|_| &name)?);
+            // A child must not inherit the lock that is tried below.
+            let _unforked = fork::hold();
             let file = open_checked(&path).ok()??;
             let (bytes, _) = read_header(file.as_fd()).ok()?;
             let leftover = layout::is_ours(&bytes)
@@ -598,7 +602,8 @@ fn choose(request: &Request, need: u64) -> Result<Backing> {
 }
 
 /// Held while a memfd of that name is looked for and made; the kernel ends it with its holder.
-fn creation_lock(name: &str, started: Instant) -> Result<OwnedFd> {
+/// `None` if others hold it for too long: then two may be made, which costs memory but is not wrong.
+fn creation_lock(name: &str, started: Instant) -> Result<Option<OwnedFd>> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
     // The address is at most 107 bytes, a name may be longer.
     let address = format!("{}{:032x}", file_prefix(), xxhash_rust::xxh3::xxh3_128(name.as_bytes()));
@@ -610,8 +615,9 @@ fn creation_lock(name: &str, started: Instant) -> Result<OwnedFd> {
     };
     loop {
         match lock() {
-            Ok(socket) => return Ok(socket),
+            Ok(socket) => return Ok(Some(socket)),
             Err(Errno::ADDRINUSE) if started.elapsed() < PATIENCE => std::thread::sleep(RETRY),
+            Err(Errno::ADDRINUSE) => return Ok(None),
             Err(errno) => {
                 return Err(Error::system(&format!("cannot lock the creation of {name:?}"), errno));
             }
