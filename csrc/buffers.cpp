@@ -42,17 +42,22 @@ at::Tensor Buffers::take(at::IntArrayRef sizes, caffe2::TypeMeta dtype) {
   if (bytes < kSmallest || busy_.test_and_set(std::memory_order_acquire)) {
     return at::empty(sizes, at::TensorOptions().dtype(dtype));
   }
+  struct Clear {
+    std::atomic_flag& flag;
+    ~Clear() { flag.clear(std::memory_order_release); }
+  } clear{busy_};
   // Exactly the same size: a larger storage would be carried whole to another process.
   auto fits = [&](const c10::Storage& s) { return s.use_count() == 1 && s.nbytes() == bytes; };
   std::erase_if(ring_, [](const c10::Storage& s) { return !is_ours(s); });
   auto found = std::find_if(ring_.begin(), ring_.end(), fits);
-  c10::Storage storage = found != ring_.end() ? *found : allocate(bytes);
-  if (found == ring_.end()) {
-    if (ring_.size() == kRing) ring_.erase(ring_.begin());
-    ring_.push_back(storage);
+  if (found != ring_.end()) {
+    // The count is read without order; who gave up the last reference has also read the bytes.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return over(*found, sizes, dtype);
   }
-  busy_.clear(std::memory_order_release);
-  return over(std::move(storage), sizes, dtype);
+  if (ring_.size() == kRing) ring_.erase(ring_.begin());
+  ring_.push_back(allocate(bytes));
+  return over(ring_.back(), sizes, dtype);
 }
 
 }  // namespace stocache

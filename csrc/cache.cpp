@@ -32,6 +32,16 @@ at::Tensor plain(const at::Tensor& value) {
   return result.requires_grad() ? result.detach() : result;
 }
 
+// Whether the tensor's bytes are really there: its storage may have been freed or faked.
+bool has_memory(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return true;
+  if (!tensor.has_storage() || tensor.storage().data() == nullptr) return false;
+  const auto item = static_cast<int64_t>(tensor.element_size());
+  int64_t last = tensor.storage_offset();
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  return (last + 1) * item <= static_cast<int64_t>(tensor.storage().nbytes());
+}
+
 }  // namespace
 
 Cache::Cache(::rust::Box<bridge::Handle> handle)
@@ -79,6 +89,8 @@ std::tuple<at::Tensor, at::Tensor> Cache::get_many(const at::Tensor& indices,
     check_value(*out, sizes, "out");
     TORCH_CHECK_VALUE(out->is_contiguous(), "out is not contiguous; use a fresh torch.empty");
     TORCH_CHECK_VALUE(!out->requires_grad(), "out requires grad; use out.detach()");
+    TORCH_CHECK_VALUE(!out->is_conj() && !out->is_neg(),
+                      "out is a conjugated or negated view; use a fresh torch.empty");
     const auto* first = static_cast<const uint8_t*>(out->const_data_ptr());
     const uint8_t* base = handle_->base();
     TORCH_CHECK_VALUE(first + out->nbytes() <= base || first >= base + facts_.total_bytes,
@@ -134,6 +146,7 @@ void Cache::check_value(const at::Tensor& value, at::IntArrayRef sizes, const ch
       value.sizes() == sizes && value.scalar_type() == type && value.device().is_cpu(), what,
       " has ", describe(value.sizes(), value.scalar_type(), value.device().str()),
       "; this cache takes ", describe(sizes, type, "cpu"), "; convert it first");
+  TORCH_CHECK_VALUE(has_memory(value), what, " has no memory behind it; use an ordinary tensor");
 }
 
 at::Tensor Cache::check_indices(const at::Tensor& indices) const {
@@ -142,6 +155,8 @@ at::Tensor Cache::check_indices(const at::Tensor& indices) const {
                    "; integers are needed (for a mask: mask.nonzero().flatten())");
   TORCH_CHECK_VALUE(indices.dim() == 1, "indices has ", indices.dim(),
                     " dimensions; one is needed");
+  TORCH_CHECK_VALUE(!indices.device().is_cpu() || has_memory(indices),
+                    "indices has no memory behind it; use an ordinary tensor");
   return indices.to(at::kCPU, at::kLong).contiguous();
 }
 

@@ -15,6 +15,11 @@ class SpaceError : public c10::Error {
   using c10::Error::Error;
 };
 
+// The operating system said no: OSError in Python.
+class SystemError : public c10::Error {
+  using c10::Error::Error;
+};
+
 // Throws `error` as the type its kind asks for. The core writes "<kind>\x1f<message>".
 [[noreturn]] inline void rethrow(const ::rust::Error& error) {
   std::string text = error.what();
@@ -26,6 +31,7 @@ class SpaceError : public c10::Error {
   if (kind == "type") throw c10::TypeError(here, std::move(message));
   if (kind == "index") throw c10::IndexError(here, std::move(message));
   if (kind == "space") throw SpaceError(here, std::move(message));
+  if (kind == "system") throw SystemError(here, std::move(message));
   throw c10::Error(here, std::move(message));
 }
 

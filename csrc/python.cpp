@@ -21,6 +21,7 @@ using stocache::bridge::Slot;
 
 struct PyCache {
   PyObject_HEAD std::shared_ptr<Cache> cache;
+  bool unsettled;  // `_settle` of the subclass must run before the first use
 };
 
 // Releases the GIL for its lifetime.
@@ -44,6 +45,9 @@ PyObject* guarded(Act&& act) {
   } catch (const stocache::SpaceError& error) {
     PyErr_SetString(PyExc_MemoryError, error.what_without_backtrace());
     return nullptr;
+  } catch (const stocache::SystemError& error) {
+    PyErr_SetString(PyExc_OSError, error.what_without_backtrace());
+    return nullptr;
   }
   END_HANDLE_TH_ERRORS
 }
@@ -51,9 +55,15 @@ PyObject* guarded(Act&& act) {
 // The cache of `self`; a Python error if it is closed. The reference keeps it open for the call,
 // also if another thread closes it meanwhile.
 const std::shared_ptr<Cache>& opened(PyObject* self) {
-  const auto& cache = reinterpret_cast<PyCache*>(self)->cache;
-  TORCH_CHECK(cache, "this SharedCache is closed; construct a new one");
-  return cache;
+  auto* object = reinterpret_cast<PyCache*>(self);
+  if (object->unsettled) {
+    object->unsettled = false;
+    PyObject* none = PyObject_CallMethod(self, "_settle", nullptr);
+    if (!none) throw python_error();
+    Py_DECREF(none);
+  }
+  TORCH_CHECK(object->cache, "this SharedCache is closed; construct a new one");
+  return object->cache;
 }
 
 // Up to N arguments by position or by one of these names; nullptr where none was given.
@@ -194,14 +204,15 @@ bool to_indices(PyObject* object, at::Tensor& indices) {
     indices = THPVariable_Unpack(object);
     return true;
   }
-  PyObject* items = PySequence_Fast(object, "indices must be a sequence of integers or a tensor");
+  // A tuple of our own: an element's __index__ may change the list it is in.
+  PyObject* items = PySequence_Tuple(object);
   if (!items) return false;
-  const Py_ssize_t n = PySequence_Fast_GET_SIZE(items);
+  const Py_ssize_t n = PyTuple_GET_SIZE(items);
   indices = at::empty({n}, at::kLong);
   auto* to = indices.mutable_data_ptr<int64_t>();
   bool good = true;
   for (Py_ssize_t i = 0; good && i < n; ++i) {
-    good = to_index(PySequence_Fast_GET_ITEM(items, i), to[i]);
+    good = to_index(PyTuple_GET_ITEM(items, i), to[i]);
   }
   Py_DECREF(items);
   return good;
@@ -306,6 +317,11 @@ PyObject* open_cache(PyObject* self, PyObject* args) {
   });
 }
 
+PyObject* set_unsettled(PyObject* self, PyObject*) {
+  reinterpret_cast<PyCache*>(self)->unsettled = true;
+  Py_RETURN_NONE;
+}
+
 PyObject* close_cache(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     reinterpret_cast<PyCache*>(self)->cache.reset();
@@ -405,6 +421,7 @@ PyMethodDef cache_methods[] = {
     {"_get_many", as_method(get_many), kFast, nullptr},
     {"_set_many", as_method(set_many), kFast, nullptr},
     {"_open", open_cache, METH_VARARGS, nullptr},
+    {"_set_unsettled", set_unsettled, METH_NOARGS, nullptr},
     {"_close", close_cache, METH_NOARGS, nullptr},
     {"_is_open", is_open, METH_NOARGS, nullptr},
     {"_facts", facts, METH_NOARGS, nullptr},

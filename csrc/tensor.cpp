@@ -17,6 +17,7 @@ void drop_pin(void* pin) { bridge::unpin(static_cast<bridge::Pin*>(pin)); }
 
 at::Tensor segment_tensor(bridge::Pin* pin, uint8_t* data, uint64_t bytes, at::IntArrayRef sizes,
                           at::IntArrayRef strides, caffe2::TypeMeta dtype) {
+  // First, so that the pin is dropped whatever fails.
   c10::DataPtr memory(data, pin, &drop_pin, c10::Device(c10::DeviceType::CPU));
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                        std::move(memory), /*allocator=*/nullptr,
@@ -38,7 +39,7 @@ std::unique_ptr<at::Tensor> over_segment(Pin* pin, uint8_t* data, uint64_t bytes
     strides[i] = stride;
     stride *= shape[i];
   }
-  auto type = c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(dtype));
+  const auto type = c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(dtype));
   return std::make_unique<at::Tensor>(segment_tensor(pin, data, bytes, shape, strides, type));
 }
 

@@ -12,7 +12,7 @@ namespace stocache::bridge {
 
 struct Pin;
 
-// A tensor over `bytes` bytes at `data`. It owns `pin`, which keeps them mapped, also on failure.
+// A tensor over `bytes` bytes at `data`. It owns `pin`, which keeps them mapped.
 std::unique_ptr<at::Tensor> over_segment(Pin* pin, uint8_t* data, uint64_t bytes,
                                          ::rust::Slice<const int64_t> sizes, int32_t dtype);
 

@@ -3,34 +3,43 @@
 Ranks that torchrun starts on a node share a cache without being told to, if they construct it at
 the same place, with the same geometry, for the same data. "The same place" is the call stack, so
 that the training set and the validation set of one script never meet. "The same data" is judged by
-the attributes of the dataset that constructs the cache: ranks that read different shards differ
-there, and must not share, for sample 0 of one is not sample 0 of the other. In doubt nothing is
-shared, which costs memory but is never wrong.
+the contents of the dataset that constructs the cache: ranks that read different shards differ
+there, and must not share, for sample 0 of one is not sample 0 of the other.
+
+A dataset may go on setting attributes after it made its cache, so it is looked at twice: when the
+cache is constructed, and again before its first use, its first fork and its first pickling. If it
+has changed, the ranks meet under a name that takes the change into account.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import os
 import secrets
 import warnings
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from pathlib import PurePath
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from stocache import _C
-
-# How many elements of a long container are looked at. Shards of a list differ nearly everywhere.
-_SAMPLE = 256
-_MAX_DEPTH = 4
+from stocache._sameness import digest
 
 # How often this process has constructed a cache at the same place: the k-th of one rank belongs to
 # the k-th of another.
 _constructed: Counter[str] = Counter()
+
+
+class Settles(Protocol):
+    """A cache that must be settled before it is used."""
+
+    def _settle(self) -> None: ...
+
+
+_unsettled: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def random_name() -> str:
@@ -48,16 +57,55 @@ def job() -> str | None:
     return None
 
 
-def shared_name(job: str, geometry: tuple[Any, ...], caller: FrameType | None) -> str:
-    """The name under which the ranks of ``job`` meet, for a cache constructed by ``caller``."""
-    place = _digest(job, geometry, list(_stack(caller)))
-    _constructed[place] += 1
-    place = f"{place}-{_constructed[place]}"
-    owner = _owner(caller)
-    name = f"job-{place}-{_digest(describe(owner))}"
-    if owner is not None:
-        _warn_if_others_differ(place, name, owner)
-    return name
+class Meeting:
+    """Under which name the ranks of a job meet, for a cache constructed in ``caller``."""
+
+    def __init__(self, job: str, geometry: tuple[Any, ...], caller: FrameType | None) -> None:
+        place = digest(job, geometry, list(_stack(caller)))
+        _constructed[place] += 1
+        self.place = f"{place}-{_constructed[place]}"
+        owner = _owner(caller)
+        self.owner = None if owner is None else weakref.ref(owner)
+        self.contents = digest(owner)
+        self.name = f"job-{self.place}-{self.contents}"
+
+    def settled_name(self) -> str:
+        """The name after a second look, with a warning if other ranks hold other data."""
+        owner = self.owner() if self.owner else None
+        if owner is not None:
+            now = digest(owner)
+            if now != self.contents:
+                self.name = f"job-{self.place}-{digest(self.contents, now)}"
+            self.warn_if_others_differ(type(owner).__name__)
+        return self.name
+
+    def warn_if_others_differ(self, owner: str) -> None:
+        _C.sweep()  # what a killed job left behind says nothing about this one
+        with contextlib.suppress(OSError):
+            entries = os.listdir("/dev/shm")
+            mine = f"-job-{self.place}-"
+            if any(mine in entry and not entry.endswith(self.name) for entry in entries):
+                warnings.warn(
+                    f"the ranks of this node hold {owner} with different contents, so each keeps a "
+                    "cache of its own; if they have the same samples at the same indices, pass "
+                    "name= to share one, or shared=False to say that they have not",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+
+def settle_before_fork(cache: Settles) -> None:
+    """Has ``cache`` settled at the latest when this process forks."""
+    _unsettled.add(cache)
+
+
+def _settle_all() -> None:
+    for cache in list(_unsettled):
+        _unsettled.discard(cache)
+        cache._settle()
+
+
+os.register_at_fork(before=_settle_all)
 
 
 def _stack(frame: FrameType | None) -> Iterator[str]:
@@ -67,76 +115,11 @@ def _stack(frame: FrameType | None) -> Iterator[str]:
 
 
 def _owner(frame: FrameType | None) -> object | None:
-    """The innermost dataset whose method is running."""
+    """The innermost dataset whose method is running: the first argument of a function."""
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        owner = frame.f_locals.get(names[0]) if names else None
         if isinstance(owner, torch.utils.data.Dataset):
             return owner
         frame = frame.f_back
     return None
-
-
-def _warn_if_others_differ(place: str, name: str, owner: object) -> None:
-    _C.sweep()  # what a killed job left behind says nothing about this one
-    prefix = f"stocache-{os.geteuid()}-"
-    others = [
-        entry
-        for entry in os.listdir("/dev/shm")
-        if entry.startswith(prefix) and f"-job-{place}-" in entry and not entry.endswith(name)
-    ]
-    if others:
-        warnings.warn(
-            f"the ranks of this node construct {type(owner).__name__} with different attributes, "
-            "so each keeps a cache of its own; if they hold the same samples at the same indices, "
-            "pass name= to share one, or shared=False to say that they do not",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-
-def describe(value: object, depth: int = 0) -> object:
-    """``value`` as nested tuples that are equal in two processes if the data are the same.
-
-    Nothing that varies between processes by nature goes in: no addresses, no hash order. What is
-    not known counts by its type alone.
-    """
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return (type(value).__name__, repr(value))
-    if isinstance(value, PurePath):
-        return ("path", str(value))
-    if isinstance(value, (torch.dtype, torch.device)):
-        return str(value)
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if depth >= _MAX_DEPTH:
-        return kind
-    if isinstance(value, Mapping):
-        return (kind, len(value), _items(list(value.items()), depth))
-    if isinstance(value, (list, tuple, range)):
-        return (kind, len(value), _items(value, depth))
-    if isinstance(value, (set, frozenset)):
-        return (kind, len(value), _items(sorted(map(repr, value)), depth))
-    if isinstance(value, torch.Tensor):
-        flat = value.detach().flatten()
-        return (kind, tuple(value.shape), str(value.dtype), _items(flat, depth))
-    if hasattr(value, "__array_interface__") and hasattr(value, "reshape"):
-        return (kind, value.shape, str(value.dtype), _items(value.reshape(-1), depth))  # type: ignore[attr-defined]
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict):
-        return (kind, describe(attributes, depth + 1))
-    return kind
-
-
-def _items(items: Any, depth: int) -> tuple[object, ...]:
-    step = max(1, len(items) // _SAMPLE)
-    picked = [items[i] for i in range(0, len(items), step)]
-    # An element of a tensor or array is a number; its own description would be long.
-    return tuple(
-        repr(item.item())
-        if hasattr(item, "item") and not getattr(item, "shape", ())
-        else describe(item, depth + 1)
-        for item in picked
-    )
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()

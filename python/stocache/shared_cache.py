@@ -81,7 +81,7 @@ class SharedCache(_C.Cache):
     84
 
     Args:
-        size_limit_gib: The most the cache may take, in GiB; fractions are allowed.
+        size_limit_gib: The most the cache may take, in GiB; may be fractional, 0 caches nothing.
         dataset_len: Number of samples in the dataset.
         data_dims: Shape of one sample, without the batch dimension.
         dtype: Any torch dtype.
@@ -102,6 +102,7 @@ class SharedCache(_C.Cache):
     """
 
     _arguments: _Arguments
+    _meeting: _job.Meeting
 
     def __init__(
         self,
@@ -132,20 +133,22 @@ class SharedCache(_C.Cache):
         if backing not in ("auto", "shm", "memfd"):
             raise ValueError(f'backing {backing!r} is not known; use "auto", "shm" or "memfd"')
         job = _job.job() if shared and name is None else None
-        if name is not None:
-            private = False
-        elif job is not None:
+        meeting = None
+        if job is not None:
             geometry = (limit, length, dims, str(dtype), backing, fingerprint, verify)
-            name = _job.shared_name(job, geometry, _caller(self))
-            private = False
-        else:
-            name = _job.random_name()
-            private = True
+            meeting = _job.Meeting(job, geometry, _caller(self))
+        private = name is None and meeting is None
+        if name is None:
+            name = meeting.name if meeting else _job.random_name()
         self._arguments = (
             limit, length, dims, dtype, name, private, backing, bool(keep), verify == "always",
             str(fingerprint),
         )  # fmt: skip
         self._open(*self._arguments, "", 0, -1)
+        if meeting is not None:
+            self._meeting = meeting
+            self._set_unsettled()
+            _job.settle_before_fork(self)
         if verbose:
             self._announce(size_limit_gib)
 
@@ -168,6 +171,13 @@ class SharedCache(_C.Cache):
         print(line, flush=True)
 
     # Sharing
+
+    def _settle(self) -> None:
+        """Called once before the first use: the dataset is complete now (see _job.py)."""
+        name = self._meeting.settled_name()
+        if self._is_open() and name != self._arguments[4]:
+            self._arguments = (*self._arguments[:4], name, *self._arguments[5:])
+            self._open(*self._arguments, "", 0, -1)
 
     def __reduce__(self) -> tuple[Any, ...]:
         facts = self._facts()
@@ -218,7 +228,7 @@ class SharedCache(_C.Cache):
     def fill_fraction(self) -> float:
         """Share of the slots that are filled."""
         stats = self._stats()
-        return float(stats["filled"]) / len(self)
+        return float(stats["filled"]) / max(1, len(self))
 
     def stats(self) -> SharedCacheStats:
         """Counts of all processes so far."""
@@ -337,7 +347,8 @@ def _rejoin(kind: type[SharedCache], arguments: Any, where: tuple[str, int, int]
 
 def _extra_attributes(cache: SharedCache) -> dict[str, Any] | None:
     """What a subclass or a user put on the object."""
-    extra = {key: value for key, value in vars(cache).items() if key != "_arguments"}
+    ours = ("_arguments", "_meeting")
+    extra = {key: value for key, value in vars(cache).items() if key not in ours}
     return extra or None
 
 
@@ -384,8 +395,8 @@ def _limit_bytes(size_limit_gib: Any) -> int:
         raise TypeError(
             f"size_limit_gib is {size_limit_gib!r}; a number of GiB is needed"
         ) from None
-    if not math.isfinite(gib) or gib <= 0:
-        raise ValueError(f"size_limit_gib is {size_limit_gib}; it must be a number above 0")
+    if not math.isfinite(gib) or gib < 0:
+        raise ValueError(f"size_limit_gib is {size_limit_gib}; it must be a number from 0 up")
     if gib >= 1 << 33:
         raise ValueError(f"size_limit_gib is {size_limit_gib}; it must be below 2**33")
     return int(gib * _GIB)

@@ -53,6 +53,10 @@ def test_three_million_keys_grow_no_private_memory_and_no_shared_memory(run_scri
                     growth = private_dirty() - before
                     print(f"worker {worker} epoch {epoch}: {growth:.1f} MiB", flush=True)
                     assert growth <= 32, growth
+                # the control: an object per sample is what this measurement must see
+                before = private_dirty()
+                held = [get(idx) for idx in range(300_000)]
+                assert private_dirty() - before > 32
                 code = 0
             finally:
                 os._exit(code)

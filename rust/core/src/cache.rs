@@ -106,6 +106,10 @@ impl Cache {
         };
         drop(open);
         drop(fresh);
+        if how == Opened::Resumed {
+            // It may have been kept because the space ran out; there may be more now.
+            cache.frozen().store(0, Ordering::Relaxed);
+        }
         cache.take_note();
         Ok((cache, how))
     }
@@ -177,7 +181,7 @@ impl Cache {
     }
 
     #[inline]
-    fn take_note_after_fork(&self) {
+    pub(crate) fn take_note_after_fork(&self) {
         if !self.segment.anchor().informed.load(Ordering::Relaxed) {
             self.take_note();
         }
@@ -263,7 +267,13 @@ impl Cache {
         if copied == Some(false) {
             self.discard(i);
         }
-        copied == Some(true)
+        let hit = copied == Some(true);
+        if hit {
+            self.known.insert(i);
+        } else {
+            self.known.remove(i);
+        }
+        hit
     }
 
     /// Checks many indices at once; the first one outside the dataset is the error.
@@ -326,7 +336,7 @@ impl Cache {
             return Ok(Store::Refused(false));
         };
         match self.claim(i, lease, overwrite) {
-            Claim::Claimed => Ok(self.fill(i, lease, bytes)),
+            Claim::Claimed => self.fill(i, lease, bytes),
             Claim::Occupied => Ok(self.already_set(i)),
             Claim::Busy => {
                 self.counters().add(Count::Lost, 1);
@@ -360,7 +370,8 @@ impl Cache {
         claim
     }
 
-    fn fill(&self, i: usize, lease: u8, bytes: &[u8]) -> Store {
+    fn fill(&self, i: usize, lease: u8, bytes: &[u8]) -> Result<Store> {
+        use rustix::io::Errno;
         let slots = self.slots();
         if active(Fault::PublishEarly) {
             slots.publish(i, lease);
@@ -369,8 +380,22 @@ impl Cache {
         if let Err(errno) = self.segment.write(bytes, at) {
             slots.abandon(i, lease);
             self.counters().add(Count::Dropped, 1);
-            self.frozen_by.store(errno.raw_os_error() as u32, Ordering::Relaxed);
-            return Store::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0);
+            // These two speak of the caller, not of the space that all share.
+            return match errno {
+                Errno::FAULT => Err(Error::new(
+                    Kind::Argument,
+                    "the value's memory cannot be read; use an ordinary tensor",
+                )),
+                Errno::BADF => Err(Error::new(
+                    Kind::State,
+                    "this process closed a descriptor of the cache, which it does not own; \
+                     construct the cache after closing descriptors",
+                )),
+                _ => {
+                    self.frozen_by.store(errno.raw_os_error() as u32, Ordering::Relaxed);
+                    Ok(Store::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0))
+                }
+            };
         }
         if self.geometry().verify {
             self.checks()[i].store(slot_checksum(bytes), Ordering::Relaxed);
@@ -378,12 +403,12 @@ impl Cache {
         let published = slots.publish(i, lease);
         if !published && !active(Fault::PublishEarly) {
             self.counters().add(Count::Lost, 1);
-            return Store::Lost;
+            return Ok(Store::Lost);
         }
         self.known.insert(i);
         self.counters().add(Count::Fills, 1);
         self.counters().add(Count::Bytes, bytes.len() as u64);
-        Store::Stored
+        Ok(Store::Stored)
     }
 
     /// Why the cache froze, for the one warning.
@@ -419,6 +444,7 @@ impl Cache {
                 self.segment.write(&zeros, self.layout().slot_at(self.geometry(), i as u64));
             failed = failed.or(wiped.err());
         });
+        self.known.forget();
         self.frozen().store(0, Ordering::Relaxed);
         failed.map_or(Ok(()), |errno| Err(Error::system("cannot wipe a slot", errno)))
     }

@@ -25,6 +25,9 @@ use std::sync::{Arc, Once};
 pub(crate) struct Anchor {
     /// The segment's descriptor; the number stays the same in every forked child.
     pub(crate) fd: RawFd,
+    /// Device and inode of the segment. Programs that close descriptors they do not know (daemons
+    /// do) may get our number for a file of their own; see `is_ours`.
+    pub(crate) file: (u64, u64),
     /// The descriptor prepared for a child, between prepare and parent/child; else -1.
     spare: AtomicI32,
     /// Another process shares our open file description, because no spare could be opened:
@@ -45,9 +48,15 @@ pub(crate) struct Anchor {
 }
 
 impl Anchor {
-    pub(crate) fn new(fd: RawFd, path: Option<std::ffi::CString>, on_release: fn(&Anchor)) -> Self {
+    pub(crate) fn new(
+        fd: RawFd,
+        file: (u64, u64),
+        path: Option<std::ffi::CString>,
+        on_release: fn(&Anchor),
+    ) -> Self {
         Self {
             fd,
+            file,
             spare: AtomicI32::new(-1),
             inherited: AtomicBool::new(false),
             lease: AtomicU32::new(0),
@@ -59,9 +68,18 @@ impl Anchor {
         }
     }
 
+    /// Whether the descriptor still leads to the segment.
+    pub(crate) fn is_ours(&self) -> bool {
+        // SAFETY: all-zero is a valid stat to be filled in; fstat is async-signal-safe.
+        unsafe {
+            let mut stat: libc::stat = std::mem::zeroed();
+            libc::fstat(self.fd, &mut stat) == 0 && (stat.st_dev, stat.st_ino) == self.file
+        }
+    }
+
     /// Deals with the name, once.
     pub(crate) fn release(&self) {
-        if !self.retired.swap(true, Ordering::AcqRel) {
+        if !self.retired.swap(true, Ordering::AcqRel) && self.is_ours() {
             (self.on_release)(self);
         }
     }
@@ -185,14 +203,17 @@ pub(crate) fn close(anchor: &Arc<Anchor>) {
     let mut anchors = ANCHORS.lock();
     anchors.retain(|a| !Arc::ptr_eq(a, anchor));
     anchor.release();
-    // SAFETY: opened for this anchor, owned by its segment alone, used by nobody after this.
-    unsafe { libc::close(anchor.fd) };
+    if anchor.is_ours() {
+        // SAFETY: opened for this anchor, owned by its segment alone, used by nobody after this.
+        unsafe { libc::close(anchor.fd) };
+    }
 }
 
 extern "C" fn prepare() {
     let anchors = ANCHORS.lock();
     for anchor in anchors.iter() {
-        anchor.spare.store(reopen(anchor.fd), Ordering::Relaxed);
+        let spare = if anchor.is_ours() { reopen(anchor.fd) } else { -1 };
+        anchor.spare.store(spare, Ordering::Relaxed);
     }
     std::mem::forget(anchors);
     std::mem::forget(OPEN.lock());

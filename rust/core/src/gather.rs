@@ -7,15 +7,22 @@
 
 use crate::cache::{Cache, Store};
 use crate::error::{Error, Kind, Result};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Below this many bytes per thread a thread costs more than it saves.
 const BYTES_PER_THREAD: usize = 4 << 20;
 
-/// A buffer whose rows are given out to threads, each row to one.
-#[derive(Clone, Copy)]
-struct Rows(*mut u8);
-// SAFETY: the pointer is only used for rows that no other thread touches (`load_many`).
-unsafe impl Send for Rows {}
+/// The rows and flags of a batch, given out to threads in chunks, each chunk to one.
+struct Batch<'a> {
+    indices: &'a [i64],
+    out: *mut u8,
+    found: *mut bool,
+    chunk: usize,
+    /// The next chunk that nobody has taken. Relaxed: the threads' end orders what they wrote.
+    next: AtomicUsize,
+}
+// SAFETY: the pointers are only used for rows of a chunk that no other thread has taken.
+unsafe impl Sync for Batch<'_> {}
 
 impl Cache {
     /// Copies the samples `indices` to `out`, one row each, and says in `found` which were there.
@@ -37,44 +44,56 @@ impl Cache {
             ));
         }
         self.places(indices)?;
-        let row = self.geometry().slot_bytes as usize;
-        let useful = (indices.len() * row / BYTES_PER_THREAD).max(1);
-        let threads = threads.clamp(1, useful);
-        if threads == 1 {
-            // SAFETY: `out` by the caller's promise.
-            unsafe { self.load_rows(indices, Rows(out), found) };
-        } else {
-            let chunk = indices.len().div_ceil(threads);
-            std::thread::scope(|scope| {
-                for (k, (indices, found)) in
-                    indices.chunks(chunk).zip(found.chunks_mut(chunk)).enumerate()
-                {
-                    // SAFETY: the chunk's first row lies inside `out`.
-                    let rows = Rows(unsafe { out.add(k * chunk * row) });
-                    scope.spawn(move || {
-                        // SAFETY: the rows of different chunks do not overlap.
-                        unsafe { self.load_rows(indices, rows, found) }
-                    });
+        self.take_note_after_fork();
+        let bytes = indices.len() * self.geometry().slot_bytes as usize;
+        let threads = threads.clamp(1, (bytes / BYTES_PER_THREAD).max(1));
+        let batch = Batch {
+            indices,
+            out,
+            found: found.as_mut_ptr(),
+            // Several chunks per thread, so that a slow one does not keep the others waiting.
+            chunk: if threads == 1 { indices.len() } else { indices.len().div_ceil(threads * 4) },
+            next: AtomicUsize::new(0),
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // SAFETY: `out` by the caller's promise, `found` is one flag per index.
+                let help = || unsafe { self.load_chunks(&batch) };
+                if std::thread::Builder::new().spawn_scoped(scope, help).is_err() {
+                    break; // no more threads to be had: those that run do the work
                 }
-            });
-        }
+            }
+            // SAFETY: as above.
+            unsafe { self.load_chunks(&batch) };
+        });
         let hits = found.iter().filter(|&&hit| hit).count() as u64;
         self.note_loads(hits, indices.len() as u64 - hits);
         Ok(())
     }
 
+    /// Takes chunks until none is left.
+    ///
     /// # Safety
-    /// `rows` must be valid for writes of one row per index, and nobody else may touch them.
-    unsafe fn load_rows(&self, indices: &[i64], rows: Rows, found: &mut [bool]) {
+    /// The batch's `out` and `found` must be valid for writes of one row and one flag per index.
+    unsafe fn load_chunks(&self, batch: &Batch<'_>) {
         let row = self.geometry().slot_bytes as usize;
-        for (k, (&index, found)) in indices.iter().zip(found).enumerate() {
-            // SAFETY: row `k` lies inside the buffer.
-            let to = unsafe { rows.0.add(k * row) };
-            // SAFETY: as above; the buffer lies outside the cache.
-            *found = self.place_of(index).is_some_and(|i| unsafe { self.copy(i, to) });
-            if !*found {
-                // SAFETY: as above.
-                unsafe { std::ptr::write_bytes(to, 0, row) };
+        loop {
+            let first = batch.next.fetch_add(1, Ordering::Relaxed) * batch.chunk;
+            if first >= batch.indices.len() {
+                return;
+            }
+            let last = (first + batch.chunk).min(batch.indices.len());
+            for (k, &index) in batch.indices.iter().enumerate().take(last).skip(first) {
+                // SAFETY: row `k` of a chunk that only this thread has.
+                let to = unsafe { batch.out.add(k * row) };
+                // SAFETY: as above; the buffer lies outside the cache.
+                let hit = self.place_of(index).is_some_and(|i| unsafe { self.copy(i, to) });
+                if !hit {
+                    // SAFETY: as above.
+                    unsafe { std::ptr::write_bytes(to, 0, row) };
+                }
+                // SAFETY: flag `k`, as above.
+                unsafe { batch.found.add(k).write(hit) };
             }
         }
     }

@@ -32,6 +32,11 @@ impl Known {
         }
     }
 
+    /// After this process has emptied the cache.
+    pub(crate) fn forget(&self) {
+        self.bits.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
     #[inline]
     pub(crate) fn remove(&self, i: usize) {
         if self.contains(i) {

@@ -97,7 +97,6 @@ pub struct Segment {
     layout: Layout,
     backing: Backing,
     name: String,
-    file: (u64, u64),
 }
 
 impl Segment {
@@ -211,7 +210,7 @@ impl Segment {
         };
         let sized = || -> rustix::io::Result<()> {
             rustix::fs::fchmod(file, Mode::RUSR | Mode::WUSR)?; // whatever the umask says
-            rustix::fs::fallocate(file, FallocateFlags::empty(), 0, layout.data_at)?;
+            allocate(file, 0, layout.data_at)?;
             rustix::fs::ftruncate(file, layout.total)
         };
         sized().map_err(|errno| {
@@ -258,7 +257,8 @@ impl Segment {
         let removable = path
             .filter(|_| !header.keep)
             .and_then(|path| CString::new(path.into_os_string().into_encoded_bytes()).ok());
-        let anchor = Arc::new(Anchor::new(file.into_raw_fd(), removable, remove_if_last));
+        let id = (stat.st_dev, stat.st_ino);
+        let anchor = Arc::new(Anchor::new(file.into_raw_fd(), id, removable, remove_if_last));
         unforked.register(anchor.clone());
         Ok(Self {
             anchor,
@@ -267,7 +267,6 @@ impl Segment {
             layout,
             backing,
             name: request.name.clone(),
-            file: (stat.st_dev, stat.st_ino),
         })
     }
 
@@ -299,7 +298,7 @@ impl Segment {
             Err(errno) => return Err(Error::system("cannot lock the cache", errno)),
         };
         if lock(file.as_fd(), FlockOperation::NonBlockingLockShared).is_err()
-            || links(file.as_fd()) == 0
+            || !is_named(file.as_fd())
         {
             return Ok(Attached::Changing);
         }
@@ -323,6 +322,10 @@ impl Segment {
         let Ok(file) = rustix::fs::openat(CWD, &link, flags, Mode::empty()) else {
             return Ok(None);
         };
+        // Root can open what other users offer; a segment is one's own or nobody's.
+        if !rustix::fs::fstat(&file).is_ok_and(|stat| check_private(&stat).is_ok()) {
+            return Ok(None);
+        }
         let Ok((bytes, len)) = read_header(file.as_fd()) else { return Ok(None) };
         let Ok(header) = Header::decode(&bytes, len) else { return Ok(None) };
         let wanted = instance.is_none_or(|instance| instance == header.instance);
@@ -331,7 +334,7 @@ impl Segment {
         }
         Self::check_same(request, &header)?;
         let path =
-            (backing == Backing::Shm && links(file.as_fd()) > 0).then(|| path_of(&request.name));
+            (backing == Backing::Shm && is_named(file.as_fd())).then(|| path_of(&request.name));
         Self::assemble(unforked, file, header, request, backing, path).map(Some)
     }
 
@@ -364,6 +367,16 @@ impl Segment {
                 format!(
                     "geometry: the cache {:?} exists with {}, but {} was asked for; use another name or the same arguments",
                     request.name, header.geometry, request.geometry
+                ),
+            ));
+        }
+        if request.keep && !header.keep {
+            return Err(Error::new(
+                Kind::Argument,
+                format!(
+                    "keep: the cache {:?} is in use by processes that did not ask to keep it; \
+                     use another name, or keep=True in all of them",
+                    request.name
                 ),
             ));
         }
@@ -414,7 +427,7 @@ impl Segment {
     }
 
     pub(crate) fn file(&self) -> (u64, u64) {
-        self.file
+        self.anchor.file
     }
 
     /// How another process finds this very segment.
@@ -429,12 +442,23 @@ impl Segment {
             self.mapping.write(at as usize, bytes);
             return Ok(());
         }
+        // A fraction of the write's cost, and the difference between a lost sample and somebody
+        // else's file overwritten.
+        if !self.anchor.is_ours() {
+            return Err(Errno::BADF);
+        }
         write_all(self.fd(), bytes, at)
     }
 
     /// Makes sure that touching `len` bytes at `at` cannot fail any more.
     pub(crate) fn reserve(&self, at: u64, len: u64) -> rustix::io::Result<()> {
-        rustix::fs::fallocate(self.fd(), FallocateFlags::empty(), at, len)
+        if len == 0 {
+            return Ok(());
+        }
+        if !self.anchor.is_ours() {
+            return Err(Errno::BADF);
+        }
+        allocate(self.fd(), at, len)
     }
 
     #[allow(unsafe_code)] // borrowing the number that the anchor owns
@@ -513,21 +537,7 @@ fn open_checked(path: &Path) -> std::result::Result<Option<OwnedFd>, String> {
         Err(Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(format!("cannot look at it ({errno})")),
     };
-    match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
-        rustix::fs::FileType::RegularFile => {}
-        rustix::fs::FileType::Symlink => return Err("symlink: it is a symbolic link".into()),
-        other => return Err(format!("type: it is not a regular file but a {other:?}")),
-    }
-    let uid = rustix::process::geteuid().as_raw();
-    if stat.st_uid != uid {
-        return Err(format!("owner: it belongs to user {}, we are user {uid}", stat.st_uid));
-    }
-    if stat.st_mode & 0o7777 != 0o600 {
-        return Err(format!(
-            "mode: others may reach it (mode {:o}, not 600)",
-            stat.st_mode & 0o7777
-        ));
-    }
+    check_private(&stat)?;
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
         Ok(file) => file,
@@ -541,6 +551,23 @@ fn open_checked(path: &Path) -> std::result::Result<Option<OwnedFd>, String> {
         return Ok(None);
     }
     Ok(Some(file))
+}
+
+/// A regular file of this user that nobody else may reach.
+fn check_private(stat: &rustix::fs::Stat) -> std::result::Result<(), String> {
+    match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
+        rustix::fs::FileType::RegularFile => {}
+        rustix::fs::FileType::Symlink => return Err("symlink: it is a symbolic link".into()),
+        other => return Err(format!("type: it is not a regular file but a {other:?}")),
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    if stat.st_uid != uid {
+        return Err(format!("owner: it belongs to user {}, we are user {uid}", stat.st_uid));
+    }
+    match stat.st_mode & 0o7777 {
+        0o600 => Ok(()),
+        mode => Err(format!("mode: others may reach it (mode {mode:o}, not 600)")),
+    }
 }
 
 fn read_header(file: BorrowedFd<'_>) -> std::result::Result<([u8; HEADER_BYTES], u64), String> {
@@ -566,6 +593,18 @@ fn write_all(file: BorrowedFd<'_>, mut bytes: &[u8], mut at: u64) -> rustix::io:
         }
     }
     Ok(())
+}
+
+/// Signals undo an allocation that is under way, so it is tried again, a bounded number of times.
+fn allocate(file: BorrowedFd<'_>, at: u64, len: u64) -> rustix::io::Result<()> {
+    let mut result = Ok(());
+    for _ in 0..100 {
+        result = rustix::fs::fallocate(file, FallocateFlags::empty(), at, len);
+        if result != Err(Errno::INTR) {
+            break;
+        }
+    }
+    result
 }
 
 fn choose(request: &Request, need: u64) -> Result<Backing> {
@@ -629,8 +668,8 @@ fn lock(file: BorrowedFd<'_>, how: FlockOperation) -> Result<()> {
     rustix::fs::flock(file, how).map_err(|errno| Error::system("cannot lock the cache", errno))
 }
 
-fn links(file: BorrowedFd<'_>) -> u64 {
-    rustix::fs::fstat(file).map_or(0, |stat| stat.st_nlink)
+fn is_named(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink > 0)
 }
 
 /// "/memfd:stocache-…" or "/dev/shm/stocache-…", with or without " (deleted)".
