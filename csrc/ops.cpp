@@ -36,11 +36,18 @@ Tensor set_many(int64_t cache, const Tensor& indices, const Tensor& values, bool
 }  // namespace
 
 TORCH_LIBRARY(stocache, m) {
-  m.def("get(int cache, int index) -> Tensor?", &get);
-  m.def("set(int cache, int index, Tensor value, bool allow_overwrite=False) -> bool", &set);
-  m.def("get_many(int cache, Tensor indices) -> (Tensor, Tensor)", &get_many);
-  m.def("get_many_out(int cache, Tensor indices, Tensor(a!) out, int threads=1) -> Tensor",
+  // The cache changes behind the arguments, which no schema can say: TorchScript must neither drop
+  // nor reorder nor merge these calls.
+  const auto effects = [](const char* schema) {
+    return torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE);
+  };
+  m.def(effects("get(int cache, int index) -> Tensor?"), &get);
+  m.def(effects("set(int cache, int index, Tensor value, bool allow_overwrite=False) -> bool"),
+        &set);
+  m.def(effects("get_many(int cache, Tensor indices) -> (Tensor, Tensor)"), &get_many);
+  m.def(effects("get_many_out(int cache, Tensor indices, Tensor(a!) out, int threads=1) -> Tensor"),
         &get_many_out);
-  m.def("set_many(int cache, Tensor indices, Tensor values, bool allow_overwrite=False) -> Tensor",
+  m.def(effects("set_many(int cache, Tensor indices, Tensor values, bool allow_overwrite=False)"
+                " -> Tensor"),
         &set_many);
 }

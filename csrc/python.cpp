@@ -108,6 +108,16 @@ bool to_index(PyObject* object, int64_t& index) {
   return true;
 }
 
+// IndexError with the number as it was given, also where it is too large for an int64.
+PyObject* outside_dataset(const Cache& cache, PyObject* object) {
+  PyObject* number = PyNumber_Index(object);
+  if (!number) return nullptr;
+  PyErr_Format(PyExc_IndexError, "Index %S out of bounds for dataset of length %llu", number,
+               static_cast<unsigned long long>(cache.facts().dataset_len));
+  Py_DECREF(number);
+  return nullptr;
+}
+
 bool to_flag(PyObject* object, bool& flag) {
   if (!object) return true;  // the default stays
   const int truth = PyObject_IsTrue(object);
@@ -146,7 +156,7 @@ PyObject* get_slot(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
       case Slot::Hit:
         return THPVariable_Wrap(cache->view(found.data));
       case Slot::Outside:
-        cache->throw_outside_dataset(index);
+        return outside_dataset(*cache, index_object);
       case Slot::Beyond:
         if (!allow_beyond) cache->throw_outside_cache(index);
         Py_RETURN_NONE;
@@ -183,12 +193,13 @@ PyObject* set_slot(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     }
     switch (outcome) {
       case Slot::Outside:
-        cache->throw_outside_dataset(index);
+        return outside_dataset(*cache, given[0]);
       case Slot::Beyond:
         if (!allow_beyond) cache->throw_outside_cache(index);
         Py_RETURN_NONE;
       case Slot::Occupied:
-        TORCH_CHECK(false, "Tried to overwrite non-empty slot idx=", index, " in SharedCache.");
+        TORCH_CHECK(false, "Tried to overwrite non-empty slot idx=", index,
+                    " in SharedCache. allow_overwrite=True replaces it.");
       case Slot::Froze:
         if (!warn_frozen(*cache)) return nullptr;
         Py_RETURN_NONE;
@@ -294,6 +305,9 @@ PyObject* open_cache(PyObject* self, PyObject* args) {
     options.dims.push_back(static_cast<uint64_t>(dim));
   }
   return guarded([&]() -> PyObject* {
+    TORCH_CHECK_VALUE(!c10::isQIntType(type), "Unsupported dtype: torch.",
+                      c10::getDtypeNames(type).first,
+                      " is quantized; cache int_repr() and keep the scale yourself");
     options.limit_bytes = limit;
     options.dataset_len = length;
     options.dtype = static_cast<int32_t>(type);

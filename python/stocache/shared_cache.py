@@ -81,7 +81,7 @@ class SharedCache(_C.Cache):
     84
 
     Args:
-        size_limit_gib: The most the cache may take, in GiB; may be fractional, 0 caches nothing.
+        size_limit_gib: The most the cache may take, in GiB; may be fractional.
         dataset_len: Number of samples in the dataset.
         data_dims: Shape of one sample, without the batch dimension.
         dtype: Any torch dtype.
@@ -126,6 +126,14 @@ class SharedCache(_C.Cache):
             raise ValueError(f"Unsupported dtype: {dtype!r}; use a torch.dtype such as torch.uint8")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name is a {type(name).__name__}; a str or None is needed")
+        if name is not None and not name.isprintable():  # the rest is checked where it is opened
+            raise ValueError(
+                f"name {name!r} is not allowed: "
+                "use 1 to 100 letters, digits, dots, dashes and underscores"
+            )
+        for what, flag in (("shared", shared), ("keep", keep), ("verbose", verbose)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"{what} is {flag!r}; True or False is needed")
         if verify not in ("never", "always"):
             raise ValueError(f'verify {verify!r} is not known; use "never" or "always"')
         if keep and name is None:
@@ -325,6 +333,7 @@ class SharedCache(_C.Cache):
         return not self._is_open()
 
     def __enter__(self) -> SharedCache:
+        self._facts()  # says so if it is closed
         return self
 
     def __exit__(
@@ -390,13 +399,15 @@ def _dims(data_dims: Any) -> tuple[int, ...]:
 
 def _limit_bytes(size_limit_gib: Any) -> int:
     try:
+        if isinstance(size_limit_gib, (str, bytes)):
+            raise TypeError
         gib = float(size_limit_gib)
     except (TypeError, ValueError):
         raise TypeError(
             f"size_limit_gib is {size_limit_gib!r}; a number of GiB is needed"
         ) from None
-    if not math.isfinite(gib) or gib < 0:
-        raise ValueError(f"size_limit_gib is {size_limit_gib}; it must be a number from 0 up")
+    if not math.isfinite(gib) or gib <= 0:
+        raise ValueError(f"size_limit_gib is {size_limit_gib}; it must be a number above 0")
     if gib >= 1 << 33:
         raise ValueError(f"size_limit_gib is {size_limit_gib}; it must be below 2**33")
     return int(gib * _GIB)
