@@ -14,7 +14,8 @@ PYTHON := python benches/python examples tests/python setup.py
 CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest run,cargo test)
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-long test-rust test-python test-wheel lint bench bench-core build wheel clean
+.PHONY: help demo test test-long test-rust test-python test-wheel lint bench bench-peers bench-core \
+        build wheel clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
