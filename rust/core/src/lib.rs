@@ -11,6 +11,8 @@
 //! | [`lease`] | proof that a writer lives: a locked byte the kernel frees |
 //! | [`counters`] | hits, misses and the like, without contention |
 //! | [`segment`] | one piece of shared memory: create, attach, detach, sweep |
+//! | [`name`] | what names are allowed, and how they appear in /dev/shm and /proc |
+//! | [`file`] | files that can only be ours: opened, written, removed |
 //! | [`space`] | what the mount, the cgroup and the machine really leave |
 //! | [`fork`] | what happens to open segments when the process forks or exits |
 //! | [`memory`] | the mapped bytes |
@@ -32,6 +34,8 @@ pub mod cache;
 #[cfg(not(loom))]
 mod counters;
 #[cfg(not(loom))]
+mod file;
+#[cfg(not(loom))]
 mod fork;
 #[cfg(not(loom))]
 mod gather;
@@ -41,6 +45,8 @@ mod known;
 mod lease;
 #[cfg(not(loom))]
 mod memory;
+#[cfg(not(loom))]
+mod name;
 #[cfg(not(loom))]
 pub mod segment;
 #[cfg(not(loom))]

@@ -18,12 +18,17 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
+use crate::file::{
+    allocate, check_private, is_named, open_checked, read_header, unlink_same, write_all,
+};
 use crate::fork::{self, Anchor, Unforked};
-use crate::layout::{self, Bytes, FORMAT, Geometry, HEADER_BYTES, Header, Layout};
+use crate::layout::{self, Bytes, Geometry, Header, Layout};
 use crate::memory::Mapping;
+pub use crate::name::Backing;
+use crate::name::{SHM, backing_of, check_name, file_name, file_prefix, numbers, path_of};
 use crate::{slot, space};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::CString;
 use std::os::fd::IntoRawFd;
@@ -32,21 +37,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-const SHM: &str = "/dev/shm";
 /// How long an attach may meet others who are just creating or removing the same name.
 const PATIENCE: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_micros(200);
-
-/// Where the bytes live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backing {
-    /// /dev/shm if it has room and leaves some to others, else a memfd.
-    Auto,
-    /// A file in /dev/shm.
-    Shm,
-    /// Anonymous memory with no size limit but that of the memory cgroup.
-    Memfd,
-}
 
 /// How a segment was come by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -517,96 +510,6 @@ fn remove_if_last(anchor: &Anchor) {
     }
 }
 
-/// Removes `path` if it still names `file`. Call it with the exclusive lock held: by the rules
-/// above nobody else can then remove or replace the name.
-fn unlink_same(file: BorrowedFd<'_>, path: &Path) -> bool {
-    let same =
-        |a: rustix::fs::Stat, b: rustix::fs::Stat| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino);
-    match (rustix::fs::fstat(file), rustix::fs::lstat(path)) {
-        (Ok(ours), Ok(named)) if ours.st_nlink > 0 && same(ours, named) => {
-            rustix::fs::unlink(path).is_ok()
-        }
-        _ => false,
-    }
-}
-
-/// Opens what is at `path` if it can only be a segment of ours; `None` if nothing is there.
-fn open_checked(path: &Path) -> std::result::Result<Option<OwnedFd>, String> {
-    let stat = match rustix::fs::lstat(path) {
-        Ok(stat) => stat,
-        Err(Errno::NOENT) => return Ok(None),
-        Err(errno) => return Err(format!("cannot look at it ({errno})")),
-    };
-    check_private(&stat)?;
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
-        Ok(file) => file,
-        Err(Errno::NOENT) => return Ok(None),
-        Err(errno) => return Err(format!("cannot open it ({errno})")),
-    };
-    let opened =
-        rustix::fs::fstat(&file).map_err(|errno| format!("cannot look at it ({errno})"))?;
-    // Replaced between the two looks: whatever it is now, it is not what was checked.
-    if (opened.st_dev, opened.st_ino) != (stat.st_dev, stat.st_ino) {
-        return Ok(None);
-    }
-    Ok(Some(file))
-}
-
-/// A regular file of this user that nobody else may reach.
-fn check_private(stat: &rustix::fs::Stat) -> std::result::Result<(), String> {
-    match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
-        rustix::fs::FileType::RegularFile => {}
-        rustix::fs::FileType::Symlink => return Err("symlink: it is a symbolic link".into()),
-        other => return Err(format!("type: it is not a regular file but a {other:?}")),
-    }
-    let uid = rustix::process::geteuid().as_raw();
-    if stat.st_uid != uid {
-        return Err(format!("owner: it belongs to user {}, we are user {uid}", stat.st_uid));
-    }
-    match stat.st_mode & 0o7777 {
-        0o600 => Ok(()),
-        mode => Err(format!("mode: others may reach it (mode {mode:o}, not 600)")),
-    }
-}
-
-fn read_header(file: BorrowedFd<'_>) -> std::result::Result<([u8; HEADER_BYTES], u64), String> {
-    let stat = rustix::fs::fstat(file).map_err(|errno| format!("cannot look at it ({errno})"))?;
-    let mut bytes = [0; HEADER_BYTES];
-    match rustix::io::pread(file, &mut bytes[..], 0) {
-        Ok(HEADER_BYTES) => Ok((bytes, stat.st_size as u64)),
-        Ok(n) => Err(format!("size: it has only {n} bytes")),
-        Err(errno) => Err(format!("cannot read it ({errno})")),
-    }
-}
-
-fn write_all(file: BorrowedFd<'_>, mut bytes: &[u8], mut at: u64) -> rustix::io::Result<()> {
-    while !bytes.is_empty() {
-        match rustix::io::pwrite(file, bytes, at) {
-            Ok(0) => return Err(Errno::NOSPC),
-            Ok(n) => {
-                bytes = &bytes[n..];
-                at += n as u64;
-            }
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
-}
-
-/// Signals undo an allocation that is under way, so it is tried again, a bounded number of times.
-fn allocate(file: BorrowedFd<'_>, at: u64, len: u64) -> rustix::io::Result<()> {
-    let mut result = Ok(());
-    for _ in 0..100 {
-        result = rustix::fs::fallocate(file, FallocateFlags::empty(), at, len);
-        if result != Err(Errno::INTR) {
-            break;
-        }
-    }
-    result
-}
-
 fn choose(request: &Request, need: u64) -> Result<Backing> {
     space::check_memory(need)?;
     if request.backing == Backing::Memfd {
@@ -666,52 +569,4 @@ fn creation_lock(name: &str, started: Instant) -> Result<Option<OwnedFd>> {
 
 fn lock(file: BorrowedFd<'_>, how: FlockOperation) -> Result<()> {
     rustix::fs::flock(file, how).map_err(|errno| Error::system("cannot lock the cache", errno))
-}
-
-fn is_named(file: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink > 0)
-}
-
-/// "/memfd:stocache-…" or "/dev/shm/stocache-…", with or without " (deleted)".
-fn backing_of(target: &Path, name: &str) -> Option<Backing> {
-    let target = target.to_str()?;
-    let target = target.strip_suffix(" (deleted)").unwrap_or(target);
-    let file = file_name(name);
-    if target.strip_prefix("/memfd:") == Some(&file) {
-        Some(Backing::Memfd)
-    } else if Path::new(target) == path_of(name) {
-        Some(Backing::Shm)
-    } else {
-        None
-    }
-}
-
-fn numbers(dir: &Path) -> Vec<u32> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
-    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
-}
-
-fn file_prefix() -> String {
-    format!("stocache-{}-", rustix::process::geteuid().as_raw())
-}
-
-fn file_name(name: &str) -> String {
-    format!("{}{FORMAT}-{name}", file_prefix())
-}
-
-fn path_of(name: &str) -> PathBuf {
-    Path::new(SHM).join(file_name(name))
-}
-
-fn check_name(name: &str) -> Result<()> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    if (1..=100).contains(&name.len()) && name.chars().all(allowed) {
-        return Ok(());
-    }
-    Err(Error::new(
-        Kind::Argument,
-        format!(
-            "name {name:?} is not allowed: use 1 to 100 letters, digits, dots, dashes and underscores"
-        ),
-    ))
 }

@@ -1,0 +1,107 @@
+//! Files of segments: opened only if they can be ours, written whole, removed only if still the same.
+
+use crate::layout::HEADER_BYTES;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fs::{CWD, FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+use std::path::Path;
+
+/// Removes `path` if it still names `file`. Call it with the exclusive lock held: by the rules
+/// above nobody else can then remove or replace the name.
+pub(crate) fn unlink_same(file: BorrowedFd<'_>, path: &Path) -> bool {
+    let same =
+        |a: rustix::fs::Stat, b: rustix::fs::Stat| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino);
+    match (rustix::fs::fstat(file), rustix::fs::lstat(path)) {
+        (Ok(ours), Ok(named)) if ours.st_nlink > 0 && same(ours, named) => {
+            rustix::fs::unlink(path).is_ok()
+        }
+        _ => false,
+    }
+}
+
+/// Opens what is at `path` if it can only be a segment of ours; `None` if nothing is there.
+pub(crate) fn open_checked(path: &Path) -> std::result::Result<Option<OwnedFd>, String> {
+    let stat = match rustix::fs::lstat(path) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(format!("cannot look at it ({errno})")),
+    };
+    check_private(&stat)?;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(format!("cannot open it ({errno})")),
+    };
+    let opened =
+        rustix::fs::fstat(&file).map_err(|errno| format!("cannot look at it ({errno})"))?;
+    // Replaced between the two looks: whatever it is now, it is not what was checked.
+    if (opened.st_dev, opened.st_ino) != (stat.st_dev, stat.st_ino) {
+        return Ok(None);
+    }
+    Ok(Some(file))
+}
+
+/// A regular file of this user that nobody else may reach.
+pub(crate) fn check_private(stat: &rustix::fs::Stat) -> std::result::Result<(), String> {
+    match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
+        rustix::fs::FileType::RegularFile => {}
+        rustix::fs::FileType::Symlink => return Err("symlink: it is a symbolic link".into()),
+        other => return Err(format!("type: it is not a regular file but a {other:?}")),
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    if stat.st_uid != uid {
+        return Err(format!("owner: it belongs to user {}, we are user {uid}", stat.st_uid));
+    }
+    match stat.st_mode & 0o7777 {
+        0o600 => Ok(()),
+        mode => Err(format!("mode: others may reach it (mode {mode:o}, not 600)")),
+    }
+}
+
+pub(crate) fn read_header(
+    file: BorrowedFd<'_>,
+) -> std::result::Result<([u8; HEADER_BYTES], u64), String> {
+    let stat = rustix::fs::fstat(file).map_err(|errno| format!("cannot look at it ({errno})"))?;
+    let mut bytes = [0; HEADER_BYTES];
+    match rustix::io::pread(file, &mut bytes[..], 0) {
+        Ok(HEADER_BYTES) => Ok((bytes, stat.st_size as u64)),
+        Ok(n) => Err(format!("size: it has only {n} bytes")),
+        Err(errno) => Err(format!("cannot read it ({errno})")),
+    }
+}
+
+pub(crate) fn write_all(
+    file: BorrowedFd<'_>,
+    mut bytes: &[u8],
+    mut at: u64,
+) -> rustix::io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::pwrite(file, bytes, at) {
+            Ok(0) => return Err(Errno::NOSPC),
+            Ok(n) => {
+                bytes = &bytes[n..];
+                at += n as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Signals undo an allocation that is under way, so it is tried again, a bounded number of times.
+pub(crate) fn allocate(file: BorrowedFd<'_>, at: u64, len: u64) -> rustix::io::Result<()> {
+    let mut result = Ok(());
+    for _ in 0..100 {
+        result = rustix::fs::fallocate(file, FallocateFlags::empty(), at, len);
+        if result != Err(Errno::INTR) {
+            break;
+        }
+    }
+    result
+}
+
+pub(crate) fn is_named(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink > 0)
+}
