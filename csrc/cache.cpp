@@ -157,6 +157,9 @@ at::Tensor Cache::check_indices(const at::Tensor& indices) const {
                     " dimensions; one is needed");
   TORCH_CHECK_VALUE(!indices.device().is_cpu() || has_memory(indices),
                     "indices has no memory behind it; use an ordinary tensor");
+  if (indices.scalar_type() == at::kLong && indices.device().is_cpu() && indices.is_contiguous()) {
+    return indices;  // as nearly always: two trips through the dispatcher saved
+  }
   return indices.to(at::kCPU, at::kLong).contiguous();
 }
 

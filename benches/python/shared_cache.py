@@ -148,7 +148,7 @@ def small_batch(table: Table, progress: tqdm[None], rounds: int) -> None:
     the same memory, and the ratio says more about the machine than about the code. The rows below
     the target show that case too, and torch.stack alone, with views made beforehand.
     """
-    calls, near, far = 20, 1_000, 20_000
+    calls, near, far = 20, 500, 20_000
     values = noise(far, *SMALL)
     out = torch.zeros(BATCH, *SMALL, dtype=torch.uint8)
     near_batches, far_batches = batches(near), batches(far)

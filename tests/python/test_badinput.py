@@ -483,11 +483,11 @@ def test_a_cache_whose_constructor_failed_goes_quietly(capfd):
 # Across processes
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+# One mistake shows that spawn carries them as well; it takes seconds each.
+@pytest.mark.parametrize(
+    "mistake, context", [*((mistake, "fork") for mistake in MISTAKES), ("second set", "spawn")]
+)
 def test_an_exception_in_a_worker_reaches_the_main_process_as_itself(mistake, context):
-    if context == "spawn" and mistake != "second set":
-        pytest.skip("one mistake shows that spawn carries them; the others are covered by fork")
     kind = MISTAKES[mistake][0]
     iterator = iter(DataLoader(Raising(mistake), num_workers=1, multiprocessing_context=context))
     with pytest.raises(kind) as caught:

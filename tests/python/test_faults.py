@@ -9,7 +9,6 @@ import os
 import pickle
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -90,22 +89,25 @@ def test_killed_writers_leave_no_torn_row_and_no_stuck_slot(make_cache, scale, s
 WRONG = 7  # the exit code that says so
 
 
-def train(dataset, fatal: int | None, seed: int, pids) -> None:
+def train(dataset, fatal: int | None, seed: int, shared) -> None:
     """An epoch in which one worker is killed at batch `fatal`.
 
     Runs in a process of its own: torch's SIGCHLD handler raises wherever the trainer just is, so
     only its exit code can be relied on."""
-    sys.stderr = open(os.devnull, "w")  # torch's words about the kill are expected
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch's words about the kill are expected
     torch.manual_seed(seed)
     loader = DataLoader(dataset, 4, shuffle=True, num_workers=2, multiprocessing_context="fork")
     iterator = iter(loader)
-    pids[:] = [worker.pid for worker in iterator._workers]
-    for turn, (indices, _, rows) in enumerate(iterator):
-        for idx, row in zip(indices.tolist(), rows, strict=True):
-            if complaint(idx, row) is not None:
-                os._exit(WRONG)
-        if turn == fatal:
-            os.kill(pids[seed % 2], signal.SIGKILL)
+    shared[:2] = [worker.pid for worker in iterator._workers]
+    try:
+        for turn, (indices, _, rows) in enumerate(iterator):
+            for idx, row in zip(indices.tolist(), rows, strict=True):
+                if complaint(idx, row) is not None:
+                    os._exit(WRONG)
+            if turn == fatal:
+                os.kill(shared[seed % 2], signal.SIGKILL)
+    finally:
+        shared[2] = 1
 
 
 def test_killed_dataloader_workers_cost_an_epoch_and_no_sample(scale, seed):
@@ -114,12 +116,20 @@ def test_killed_dataloader_workers_cost_an_epoch_and_no_sample(scale, seed):
     for _ in range(scale(6, 200)):
         dataset = CachedSamples(128, 1 << 12)
         for fatal in (rng.randrange(32), rng.randrange(32), rng.randrange(32), None):
-            pids = FORK.Array("i", 2)
-            args = (dataset, fatal, rng.getrandbits(30), pids)
+            shared = FORK.RawArray("i", 3)  # two workers, and whether the loop is over
+            args = (dataset, fatal, rng.getrandbits(30), shared)
             trainer = FORK.Process(target=train, args=args)
             trainer.start()
-            trainer.join(120)
-            codes.append(trainer.exitcode)
+            trainer.join(60)
+            if trainer.exitcode is None:
+                assert shared[2], "the epoch hangs"
+                # About once in 250 kills the worker held a lock of torch's own queue machinery,
+                # and the DataLoader's destructor waits for it for ever.
+                trainer.kill()
+                trainer.join()
+            codes.append(0 if trainer.exitcode == 0 else 1)
+            assert trainer.exitcode != WRONG, "a wrong sample"
+            pids = shared[:2]
             # torch's own batches that were on their way: a kill leaves their files
             for file in (f for pid in pids for f in Path("/dev/shm").glob(f"torch_{pid}_*")):
                 file.unlink()
@@ -127,7 +137,7 @@ def test_killed_dataloader_workers_cost_an_epoch_and_no_sample(scale, seed):
         for idx in range(128):
             assert complaint(idx, dataset.cache.get_slot(idx)) is None
         dataset.cache.close()
-    assert set(codes) == {0, 1}, "some epochs end, some are interrupted, none sees a wrong sample"
+    assert set(codes) == {0, 1}, "some epochs end and some are interrupted"
 
 
 # P2 and P3: dead and stopped writers
