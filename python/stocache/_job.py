@@ -7,8 +7,8 @@ the contents of the dataset that constructs the cache: ranks that read different
 there, and must not share, for sample 0 of one is not sample 0 of the other.
 
 A dataset may go on setting attributes after it made its cache, so it is looked at twice: when the
-cache is constructed, and again before its first use, its first fork and its first pickling. If it
-has changed, the ranks meet under a name that takes the change into account.
+cache is constructed, and again before its first use, its first fork and its first pickling. Only
+then do the ranks meet, under a name that takes both looks into account.
 """
 
 from __future__ import annotations
@@ -61,30 +61,32 @@ class Meeting:
     """Under which name the ranks of a job meet, for a cache constructed in ``caller``."""
 
     def __init__(self, job: str, geometry: tuple[Any, ...], caller: FrameType | None) -> None:
-        place = digest(job, geometry, list(_stack(caller)))
+        # Workers that each make a cache of their own may each have data of their own.
+        worker = torch.utils.data.get_worker_info()
+        place = digest(job, geometry, list(_stack(caller)), worker and worker.id)
         _constructed[place] += 1
         self.place = f"{place}-{_constructed[place]}"
         owner = _owner(caller)
         self.owner = None if owner is None else weakref.ref(owner)
         self.contents = digest(owner)
-        self.name = f"job-{self.place}-{self.contents}"
+        # Until it is settled; where no dataset is at work there is nothing to wait for.
+        self.name = f"job-{self.place}" + (f"-first-{self.contents}" if self.owner else "")
 
-    def settled_name(self) -> str:
+    def settle(self) -> str:
         """The name after a second look, with a warning if other ranks hold other data."""
         owner = self.owner() if self.owner else None
         if owner is not None:
-            now = digest(owner)
-            if now != self.contents:
-                self.name = f"job-{self.place}-{digest(self.contents, now)}"
+            self.name = f"job-{self.place}-{digest(self.contents, owner)}"
             self.warn_if_others_differ(type(owner).__name__)
         return self.name
 
     def warn_if_others_differ(self, owner: str) -> None:
         _C.sweep()  # what a killed job left behind says nothing about this one
         with contextlib.suppress(OSError):
-            entries = os.listdir("/dev/shm")
-            mine = f"-job-{self.place}-"
-            if any(mine in entry and not entry.endswith(self.name) for entry in entries):
+            ours = f"-job-{self.place}-"
+            others = [entry.partition(ours)[2] for entry in os.listdir("/dev/shm") if ours in entry]
+            settled = {other for other in others if not other.startswith("first-")}
+            if settled - {self.name.partition(f"job-{self.place}-")[2]}:
                 warnings.warn(
                     f"the ranks of this node hold {owner} with different contents, so each keeps a "
                     "cache of its own; if they have the same samples at the same indices, pass "

@@ -102,7 +102,7 @@ class SharedCache(_C.Cache):
     """
 
     _arguments: _Arguments
-    _meeting: _job.Meeting
+    _meeting: _job.Meeting | None = None
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class SharedCache(_C.Cache):
             str(fingerprint),
         )  # fmt: skip
         self._open(*self._arguments, "", 0, -1)
-        if meeting is not None:
+        if meeting is not None and meeting.owner is not None:
             self._meeting = meeting
             self._set_unsettled()
             _job.settle_before_fork(self)
@@ -182,7 +182,10 @@ class SharedCache(_C.Cache):
 
     def _settle(self) -> None:
         """Called once before the first use: the dataset is complete now (see _job.py)."""
-        name = self._meeting.settled_name()
+        meeting, self._meeting = self._meeting, None
+        if meeting is None:
+            return
+        name = meeting.settle()
         if self._is_open() and name != self._arguments[4]:
             self._arguments = (*self._arguments[:4], name, *self._arguments[5:])
             self._open(*self._arguments, "", 0, -1)

@@ -343,3 +343,21 @@ def test_verify_always_turns_any_flipped_bit_of_the_file_into_a_miss(unique_name
         assert misses > 2 * scale(300, 10_000)
     finally:
         path.unlink()
+
+
+def test_a_kept_cache_that_lost_its_keep_flag_is_refused_not_swept(make_cache, unique_name):
+    name = unique_name()
+    cache = make_cache(name=name, backing="shm", keep=True)
+    path = cache.path
+    cache.close()
+    with open(path, "r+b") as file:
+        file.seek(12)
+        flags = file.read(1)[0]
+        file.seek(12)
+        file.write(bytes([flags ^ 1]))
+    try:
+        assert os.path.basename(path) not in stocache.sweep()
+        with pytest.raises(RuntimeError, match="damaged"):
+            make_cache(name=name, backing="shm", keep=True)
+    finally:
+        os.unlink(path)

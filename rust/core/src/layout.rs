@@ -344,6 +344,11 @@ pub(crate) fn is_ours(bytes: &[u8; HEADER_BYTES]) -> bool {
     bytes[..8] == MAGIC
 }
 
+/// Whether a header says what it was made to say. Of other formats that cannot be told.
+pub(crate) fn is_intact(bytes: &[u8; HEADER_BYTES], file_len: u64) -> bool {
+    u32::from_le_bytes(field(bytes, 8)) != FORMAT || Header::decode(bytes, file_len).is_ok()
+}
+
 /// Whether a segment of any format is to be kept.
 pub(crate) fn is_kept(bytes: &[u8; HEADER_BYTES]) -> bool {
     u32::from_le_bytes(field(bytes, 12)) & FLAG_KEEP != 0

@@ -486,8 +486,10 @@ pub fn sweep() -> Vec<String> {
             // A child must not inherit the lock that is tried below.
             let _unforked = fork::hold();
             let file = open_checked(&path).ok()??;
-            let (bytes, _) = read_header(file.as_fd()).ok()?;
+            let (bytes, len) = read_header(file.as_fd()).ok()?;
+            // A damaged header may have lost its wish to be kept: whoever opens it is told.
             let leftover = layout::is_ours(&bytes)
+                && layout::is_intact(&bytes, len)
                 && !layout::is_kept(&bytes)
                 && rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
             (leftover && unlink_same(file.as_fd(), &path)).then_some(name)

@@ -1,0 +1,59 @@
+"""What the documentation shows works as it stands."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import stocache.shared_cache
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_example_in_the_docstring_runs():
+    tried = doctest.testmod(stocache.shared_cache, extraglobs={"torch": torch})
+    assert tried.attempted > 0 and tried.failed == 0
+
+
+def test_the_first_example_of_the_readme_runs(capsys):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+    loaded = []
+
+    def load(idx: int) -> torch.Tensor:
+        loaded.append(idx)
+        return torch.full((3, 224, 224), idx, dtype=torch.uint8)
+
+    # Nothing is reserved, so the 32 GiB of the example are a limit, not a need.
+    names = {"N": 4, "load": load}
+    exec(code, names)
+    dataset = names["MyDataset"]()
+    for _ in range(2):
+        assert [int(dataset[i][0, 0, 0]) for i in range(4)] == [0, 1, 2, 3]
+    assert loaded == [0, 1, 2, 3]
+    dataset.cache.close()
+    assert "cache all 4 samples" in capsys.readouterr().out
+
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+@pytest.mark.parametrize(
+    "command, shown",
+    [
+        (["examples/batch_dataset.py"], "hit"),
+        ([*TORCHRUN, "examples/ddp_train.py"], "1024 samples stored for a dataset of 1024"),
+    ],
+    ids=["batch_dataset", "ddp_train"],
+)
+def test_an_example_runs_without_a_warning(command, shown):
+    answer = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert shown in answer.stdout, answer.stdout
+    assert "stocache" not in answer.stderr and "RuntimeWarning" not in answer.stderr, answer.stderr
