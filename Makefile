@@ -44,7 +44,7 @@ test-python: build ## Python tests, against the installed package
 test-wheel: wheel ## Python tests against the wheel in an empty venv with torch
 	tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	python3 -m venv "$$tmp/venv"; \
-	"$$tmp/venv/bin/pip" install --progress-bar on dist/stocache-*.whl numpy pytest; \
+	"$$tmp/venv/bin/pip" install --progress-bar on dist/stocache-*.whl numpy pytest stocaching==0.2.1; \
 	cd "$$tmp" && venv/bin/python -m pytest -q -c "$(ROOT)/pyproject.toml" --rootdir "$(ROOT)" \
 	  -p no:cacheprovider "$(ROOT)/tests/python"
 
