@@ -76,7 +76,7 @@ clean: ## Remove everything that was built
 	rm -rf $(VENV) target build dist python/*.egg-info
 
 $(VENV)/.deps: requirements-dev.txt
-	@command -v cargo >/dev/null || { echo "stocache needs Rust 1.90 or newer: https://rustup.rs"; exit 1; }
+	@command -v cargo >/dev/null || { echo "stocache needs Rust 1.90 or newer, for example by rustup"; exit 1; }
 	@command -v c++ >/dev/null || { echo "stocache needs a C++ compiler: apt-get install g++"; exit 1; }
 	test -x $(PY) || python3 -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "stocache needs Python 3.10 or newer with venv: apt-get install python3-venv"; exit 1; }
