@@ -46,7 +46,6 @@ class Cache {
   at::Tensor states() const;
   void clear() const;
   bridge::Stats stats() const { return handle_->stats(); }
-  uint64_t filled() const { return handle_->filled(); }
   std::string frozen_reason() const { return std::string(handle_->frozen_reason()); }
   const bridge::Facts& facts() const { return facts_; }
 

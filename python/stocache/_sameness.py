@@ -87,7 +87,7 @@ class _Feeder:
             self.feed_all((value.__func__, value.__self__), 2, depth)
         elif isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
             self.say(getattr(value, "__module__", ""), value.__name__)
-        elif isinstance(value, (torch.Generator,)):
+        elif isinstance(value, torch.Generator):
             pass  # randomness after the cache is each rank's own
         else:
             self.feed_object(value, depth)

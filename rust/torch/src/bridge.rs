@@ -115,7 +115,6 @@ pub mod ffi {
         fn array(self: &Handle) -> Result<UniquePtr<Tensor>>;
         fn states(self: &Handle) -> Result<UniquePtr<Tensor>>;
         fn clear(self: &Handle) -> Result<()>;
-        fn filled(self: &Handle) -> u64;
         fn stats(self: &Handle) -> Stats;
         fn frozen_reason(self: &Handle) -> String;
     }

@@ -275,10 +275,6 @@ impl Handle {
         guard(|| Ok(self.cache.clear()?))
     }
 
-    pub fn filled(&self) -> u64 {
-        self.cache.filled()
-    }
-
     pub fn stats(&self) -> ffi::Stats {
         let stats = self.cache.stats();
         ffi::Stats {
