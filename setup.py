@@ -103,6 +103,8 @@ class BuildNative(build_ext):
             f"-DCMAKE_INSTALL_PREFIX={package}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DTORCH_DIR={torch_dir}",
+            f"-DTORCH_VERSION={TORCH_FOR_TCH}",
+            f"-DSTOCACHE_VERSION={self.distribution.get_version()}",
             f"-DRUST_LIBRARY={target / 'release/libstocache_torch.a'}",
             f"-DRUST_INCLUDE={target / 'cxxbridge'}",
         )  # fmt: skip

@@ -1,6 +1,8 @@
 #include "cache.h"
 
 #include <ATen/Functions.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/headeronly/version.h>
 
 #include <sstream>
 
@@ -42,14 +44,24 @@ bool has_memory(const at::Tensor& tensor) {
   return (last + 1) * item <= static_cast<int64_t>(tensor.storage().nbytes());
 }
 
+// A torch that differs so little that the linker did not notice may still have other structures.
+void check_torch() {
+  const uint64_t running = aoti_torch_abi_version();
+  const auto part = [&](int shift) { return running >> shift & 0xff; };
+  TORCH_CHECK(running == TORCH_ABI_VERSION,
+              "this stocache was built for torch " TORCH_VERSION " but the program runs torch ",
+              part(56), ".", part(48), ".", part(40),
+              "; link or install torch " TORCH_VERSION ", or build stocache for your torch");
+}
+
 }  // namespace
 
 Cache::Cache(::rust::Box<bridge::Handle> handle)
     : handle_(std::move(handle)),
-      facts_(handle_->facts()),
-      sizes_(facts_.dims.begin(), facts_.dims.end()),
+      geometry_(handle_->geometry()),
+      sizes_(geometry_.dims.begin(), geometry_.dims.end()),
       strides_(sizes_.size()),
-      dtype_(c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(facts_.dtype))) {
+      type_(c10::scalarTypeToTypeMeta(dtype())) {
   int64_t stride = 1;
   for (size_t i = sizes_.size(); i-- > 0;) {
     strides_[i] = stride;
@@ -58,24 +70,72 @@ Cache::Cache(::rust::Box<bridge::Handle> handle)
 }
 
 std::shared_ptr<Cache> Cache::open(const bridge::Options& options) {
+  check_torch();
   return translated([&] { return std::make_shared<Cache>(bridge::open(options)); });
 }
 
-std::shared_ptr<Cache> Cache::by_id(int64_t id) {
-  return translated(
-      [&] { return std::make_shared<Cache>(bridge::by_id(static_cast<uint64_t>(id))); });
+// What is not UTF-8 is no name either, and is told so by the core.
+std::shared_ptr<Cache> Cache::join(const std::string& name) {
+  check_torch();
+  const auto text = ::rust::String::lossy(name);
+  return translated([&] { return std::make_shared<Cache>(bridge::join(text)); });
 }
 
-std::optional<at::Tensor> Cache::get(int64_t index) const {
-  const auto found = look(index);
-  if (found.state == bridge::Slot::Hit) return view(found.data);
-  if (found.state == bridge::Slot::Outside) throw_outside_dataset(index);
-  return std::nullopt;
+std::shared_ptr<Cache> Cache::by_name(const std::string& name) {
+  const auto text = ::rust::String::lossy(name);
+  return translated([&] { return std::make_shared<Cache>(bridge::by_name(text)); });
 }
 
-bridge::Slot Cache::set(int64_t index, const at::Tensor& value, bool overwrite) const {
+bool Cache::release(const std::string& name) {
+  return bridge::release(::rust::String::lossy(name));
+}
+
+std::optional<at::Tensor> Cache::get_slot(int64_t index, bool allow_beyond,
+                                          bool allow_empty) const {
+  const auto found = handle_->look(index);
+  switch (found.state) {
+    case bridge::Slot::Hit:
+      return view(found.data);
+    case bridge::Slot::Outside:
+      throw_outside_dataset(index);
+    case bridge::Slot::Beyond:
+      if (!allow_beyond) throw_outside_cache(index);
+      return std::nullopt;
+    default:
+      TORCH_CHECK(allow_empty, "Tried to read from an empty slot idx=", index, " in SharedCache.");
+      return std::nullopt;
+  }
+}
+
+bridge::Slot Cache::set_slot(int64_t index, const at::Tensor& value, bool allow_beyond,
+                             bool allow_overwrite) const {
+  const auto outcome = store(index, value, allow_overwrite);
+  if (outcome == bridge::Slot::Beyond && !allow_beyond) throw_outside_cache(index);
+  TORCH_CHECK(outcome != bridge::Slot::Occupied, "Tried to overwrite non-empty slot idx=", index,
+              " in SharedCache. allow_overwrite=True replaces it.");
+  return outcome;
+}
+
+bool Cache::offer(int64_t index, const at::Tensor& value, bool allow_overwrite) const {
+  const auto outcome = store(index, value, allow_overwrite);
+  if (outcome == bridge::Slot::Froze) TORCH_WARN(frozen_reason());
+  return outcome == bridge::Slot::Stored;
+}
+
+bridge::Slot Cache::store(int64_t index, const at::Tensor& value, bool allow_overwrite) const {
   check_value(value, sizes_, "value");
-  return translated([&] { return handle_->store(index, plain(value), overwrite); });
+  const auto outcome =
+      translated([&] { return handle_->store(index, plain(value), allow_overwrite); });
+  if (outcome == bridge::Slot::Outside) throw_outside_dataset(index);
+  return outcome;
+}
+
+std::tuple<at::Tensor, bool> Cache::copy(int64_t index) const {
+  const at::Tensor sample = at::empty(sizes_, at::TensorOptions().dtype(type_));
+  const at::Tensor indices = at::scalar_tensor(index, at::kLong);
+  at::Tensor found = at::empty({}, at::kBool);
+  translated([&] { handle_->load_many(indices, sample, found, 1); });
+  return {sample, *found.const_data_ptr<bool>()};
 }
 
 std::tuple<at::Tensor, at::Tensor> Cache::get_many(const at::Tensor& indices,
@@ -93,22 +153,22 @@ std::tuple<at::Tensor, at::Tensor> Cache::get_many(const at::Tensor& indices,
                       "out is a conjugated or negated view; use a fresh torch.empty");
     const auto* first = static_cast<const uint8_t*>(out->const_data_ptr());
     const uint8_t* base = handle_->base();
-    TORCH_CHECK_VALUE(first + out->nbytes() <= base || first >= base + facts_.total_bytes,
+    TORCH_CHECK_VALUE(first + out->nbytes() <= base || first >= base + geometry_.total_bytes,
                       "out is a view of the cache itself; use a fresh torch.empty");
   }
-  const at::Tensor batch = out ? *out : buffers_.take(sizes, dtype_);
+  const at::Tensor batch = out ? *out : buffers_.take(sizes, type_);
   const at::Tensor found = at::empty({at.numel()}, at::kBool);
   translated([&] { handle_->load_many(at, batch, found, static_cast<uint32_t>(threads)); });
   return {batch, found};
 }
 
-std::tuple<at::Tensor, bool> Cache::set_many(const at::Tensor& indices, const at::Tensor& values,
-                                             bool overwrite) const {
+std::tuple<at::Tensor, bool> Cache::set_many(const at::Tensor& indices, const at::Tensor& batch,
+                                             bool allow_overwrite) const {
   const at::Tensor at = check_indices(indices);
-  check_value(values, batch_sizes(at.numel()), "batch");
+  check_value(batch, batch_sizes(at.numel()), "batch");
   const at::Tensor stored = at::zeros({at.numel()}, at::kBool);
   const bool froze =
-      translated([&] { return handle_->store_many(at, plain(values), stored, overwrite); });
+      translated([&] { return handle_->store_many(at, plain(batch), stored, allow_overwrite); });
   return {stored, froze};
 }
 
@@ -128,18 +188,36 @@ void Cache::clear() const {
   translated([&] { handle_->clear(); });
 }
 
+Stats Cache::stats() const {
+  const auto s = handle_->stats();
+  const auto count = [](uint64_t n) { return static_cast<int64_t>(n); };
+  return {.hits = count(s.hits),
+          .misses = count(s.misses),
+          .fills = count(s.fills),
+          .bytes = count(s.bytes),
+          .waits = count(s.waits),
+          .lost = count(s.lost),
+          .dropped = count(s.dropped),
+          .damaged = count(s.damaged),
+          .filled = count(s.filled),
+          .capacity = geometry_.capacity,
+          .dataset_len = geometry_.dataset_len,
+          .slot_bytes = count(geometry_.slot_bytes),
+          .frozen = s.frozen};
+}
+
 void Cache::throw_outside_dataset(int64_t index) const {
   TORCH_CHECK_INDEX(false, "Index ", index, " out of bounds for dataset of length ",
-                    facts_.dataset_len);
+                    geometry_.dataset_len);
 }
 
 void Cache::throw_outside_cache(int64_t index) const {
   TORCH_CHECK_INDEX(false, "Index ", index, " out of bounds of SharedCache of length ",
-                    facts_.capacity);
+                    geometry_.capacity);
 }
 
 void Cache::check_value(const at::Tensor& value, at::IntArrayRef sizes, const char* what) const {
-  const auto type = static_cast<c10::ScalarType>(facts_.dtype);
+  const auto type = dtype();
   const bool dense = value.defined() && value.layout() == c10::kStrided && !value.is_quantized();
   TORCH_CHECK_VALUE(dense, what, " is not a dense tensor; convert it first (to_dense, dequantize)");
   TORCH_CHECK_VALUE(
@@ -167,6 +245,27 @@ std::vector<int64_t> Cache::batch_sizes(int64_t rows) const {
   std::vector<int64_t> sizes{rows};
   sizes.insert(sizes.end(), sizes_.begin(), sizes_.end());
   return sizes;
+}
+
+bridge::Options options_of(const Options& options, int64_t dataset_len, at::IntArrayRef data_dims,
+                           at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(!c10::isQIntType(dtype), "Unsupported dtype: ", dtype_name(dtype),
+                    " is quantized; cache int_repr() and keep the scale yourself");
+  bridge::Options result;
+  result.size_limit_gib = options.size_limit_gib();
+  result.dataset_len = dataset_len;
+  for (const int64_t dim : data_dims) result.dims.push_back(dim);
+  result.dtype = static_cast<int32_t>(dtype);
+  result.item_bytes = c10::elementSize(dtype);
+  result.name = ::rust::String::lossy(options.name());
+  result.backing = ::rust::String::lossy(options.backing());
+  result.keep = options.keep();
+  result.verify = ::rust::String::lossy(options.verify());
+  result.fingerprint = bridge::fingerprint_of(::rust::String::lossy(options.fingerprint()));
+  result.if_gone = "empty";
+  result.pid = 0;
+  result.fd = -1;
+  return result;
 }
 
 }  // namespace stocache

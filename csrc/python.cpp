@@ -6,6 +6,7 @@
 
 #include <Python.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -13,6 +14,7 @@
 #include <string_view>
 
 #include "cache.h"
+#include "stats.h"
 
 namespace {
 
@@ -113,7 +115,7 @@ PyObject* outside_dataset(const Cache& cache, PyObject* object) {
   PyObject* number = PyNumber_Index(object);
   if (!number) return nullptr;
   PyErr_Format(PyExc_IndexError, "Index %S out of bounds for dataset of length %llu", number,
-               static_cast<unsigned long long>(cache.facts().dataset_len));
+               static_cast<unsigned long long>(cache.geometry().dataset_len));
   Py_DECREF(number);
   return nullptr;
 }
@@ -151,20 +153,10 @@ PyObject* get_slot(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   if (!to_index(index_object, index)) return nullptr;
   return guarded([&]() -> PyObject* {
     const auto& cache = opened(self);
-    const auto found = cache->look(index);
-    switch (found.state) {
-      case Slot::Hit:
-        return THPVariable_Wrap(cache->view(found.data));
-      case Slot::Outside:
-        return outside_dataset(*cache, index_object);
-      case Slot::Beyond:
-        if (!allow_beyond) cache->throw_outside_cache(index);
-        Py_RETURN_NONE;
-      default:
-        TORCH_CHECK(allow_empty, "Tried to read from an empty slot idx=", index,
-                    " in SharedCache.");
-        Py_RETURN_NONE;
-    }
+    if (cache->is_outside(index)) return outside_dataset(*cache, index_object);
+    auto view = cache->get_slot(index, allow_beyond, allow_empty);
+    if (!view) Py_RETURN_NONE;
+    return THPVariable_Wrap(*std::move(view));
   });
 }
 
@@ -185,27 +177,15 @@ PyObject* set_slot(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   }
   return guarded([&]() -> PyObject* {
     const std::shared_ptr<Cache> cache = opened(self);
+    if (cache->is_outside(index)) return outside_dataset(*cache, given[0]);
     const at::Tensor value = THPVariable_Unpack(given[1]);
     Slot outcome;
     {
       WithoutGil free;
-      outcome = cache->set(index, value, allow_overwrite);
+      outcome = cache->set_slot(index, value, allow_beyond, allow_overwrite);
     }
-    switch (outcome) {
-      case Slot::Outside:
-        return outside_dataset(*cache, given[0]);
-      case Slot::Beyond:
-        if (!allow_beyond) cache->throw_outside_cache(index);
-        Py_RETURN_NONE;
-      case Slot::Occupied:
-        TORCH_CHECK(false, "Tried to overwrite non-empty slot idx=", index,
-                    " in SharedCache. allow_overwrite=True replaces it.");
-      case Slot::Froze:
-        if (!warn_frozen(*cache)) return nullptr;
-        Py_RETURN_NONE;
-      default:
-        Py_RETURN_NONE;
-    }
+    if (outcome == Slot::Froze && !warn_frozen(*cache)) return nullptr;
+    Py_RETURN_NONE;
   });
 }
 
@@ -279,44 +259,36 @@ PyObject* set_many(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   });
 }
 
-// _open(limit_bytes, dataset_len, dims, dtype, name, private_name, backing, keep, verify,
-//       fingerprint, instance, pid, fd): SharedCache has checked the types.
+bool to_dims(PyObject* tuple, std::vector<int64_t>& dims) {
+  dims.resize(PyTuple_GET_SIZE(tuple));
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (!to_index(PyTuple_GET_ITEM(tuple, i), dims[i])) return false;
+  }
+  return true;
+}
+
+// _open(size_limit_gib, dataset_len, dims, dtype, name, backing, keep, verify, fingerprint,
+//       instance, pid, fd): SharedCache has checked the types.
 PyObject* open_cache(PyObject* self, PyObject* args) {
-  stocache::bridge::Options options;
-  unsigned long long limit = 0, length = 0;
-  PyObject *dims = nullptr, *dtype = nullptr;
-  const char *name = nullptr, *backing = nullptr, *fingerprint = nullptr, *instance = nullptr;
-  int private_name = 0, keep = 0, verify = 0, fd = -1;
+  double size_limit_gib = 0;
+  long long dataset_len = 0;
+  PyObject *dims_object = nullptr, *dtype = nullptr;
+  const char *name = nullptr, *backing = nullptr, *verify = nullptr, *fingerprint = nullptr,
+             *instance = nullptr;
+  int keep = 0, fd = -1;
   unsigned int pid = 0;
-  if (!PyArg_ParseTuple(args, "KKO!OspsppssIi", &limit, &length, &PyTuple_Type, &dims, &dtype,
-                        &name, &private_name, &backing, &keep, &verify, &fingerprint, &instance,
-                        &pid, &fd)) {
+  std::vector<int64_t> dims;
+  if (!PyArg_ParseTuple(args, "dLO!O!sspsssIi", &size_limit_gib, &dataset_len, &PyTuple_Type,
+                        &dims_object, &THPDtypeType, &dtype, &name, &backing, &keep, &verify,
+                        &fingerprint, &instance, &pid, &fd) ||
+      !to_dims(dims_object, dims)) {
     return nullptr;
-  }
-  if (!THPDtype_Check(dtype)) {
-    PyErr_Format(PyExc_TypeError, "dtype is a %s; a torch.dtype is needed",
-                 Py_TYPE(dtype)->tp_name);
-    return nullptr;
-  }
-  const auto type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dims); ++i) {
-    int64_t dim = 0;
-    if (!to_index(PyTuple_GET_ITEM(dims, i), dim)) return nullptr;
-    options.dims.push_back(static_cast<uint64_t>(dim));
   }
   return guarded([&]() -> PyObject* {
-    TORCH_CHECK_VALUE(!c10::isQIntType(type), "Unsupported dtype: torch.",
-                      c10::getDtypeNames(type).first,
-                      " is quantized; cache int_repr() and keep the scale yourself");
-    options.limit_bytes = limit;
-    options.dataset_len = length;
-    options.dtype = static_cast<int32_t>(type);
-    options.item_bytes = c10::elementSize(type);
-    options.name = name;
-    options.private_name = private_name;
-    options.backing = backing;
-    options.keep = keep;
-    options.verify = verify;
+    const auto words =
+        stocache::Options(size_limit_gib).name(name).backing(backing).keep(keep).verify(verify);
+    auto options = stocache::options_of(words, dataset_len, dims,
+                                        reinterpret_cast<THPDtype*>(dtype)->scalar_type);
     options.fingerprint = fingerprint;
     options.instance = instance;
     options.pid = pid;
@@ -325,6 +297,20 @@ PyObject* open_cache(PyObject* self, PyObject* args) {
     {
       WithoutGil free;
       cache = Cache::open(options);
+    }
+    reinterpret_cast<PyCache*>(self)->cache = std::move(cache);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* join(PyObject* self, PyObject* argument) {
+  const char* name = PyUnicode_AsUTF8(argument);
+  if (!name) return nullptr;
+  return guarded([&]() -> PyObject* {
+    std::shared_ptr<Cache> cache;
+    {
+      WithoutGil free;
+      cache = Cache::join(name);
     }
     reinterpret_cast<PyCache*>(self)->cache = std::move(cache);
     Py_RETURN_NONE;
@@ -343,28 +329,69 @@ PyObject* close_cache(PyObject* self, PyObject*) {
   });
 }
 
-PyObject* facts(PyObject* self, PyObject*) {
+PyObject* to_tuple(at::IntArrayRef sizes) {
+  PyObject* dims = PyTuple_New(static_cast<Py_ssize_t>(sizes.size()));
+  for (size_t i = 0; dims && i < sizes.size(); ++i) {
+    PyTuple_SET_ITEM(dims, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(sizes[i]));
+  }
+  return dims;
+}
+
+PyObject* to_object(at::ScalarType dtype) {
+  return reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype));
+}
+
+// What `_open` takes to come here again. Asked anew each time: pid and descriptor are those of this
+// process, which may be a fork.
+PyObject* arguments(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    // Asked anew: pid and descriptor are those of this process, which may be a fork.
-    const auto& f = opened(self)->facts();
+    const auto& cache = opened(self);
+    const auto o = cache->options();
     return Py_BuildValue(
-        "{s:K,s:K,s:K,s:K,s:s,s:s,s:s,s:s,s:s,s:I,s:i,s:K}", "id", f.id, "dataset_len",
-        f.dataset_len, "capacity", f.capacity, "slot_bytes", f.slot_bytes, "name",
-        std::string(f.name).c_str(), "path", std::string(f.path).c_str(), "backing",
-        std::string(f.backing).c_str(), "opened", std::string(f.opened).c_str(), "instance",
-        std::string(f.instance).c_str(), "pid", static_cast<unsigned int>(getpid()), "fd", f.fd,
-        "total_bytes", f.total_bytes);
+        "dLNOssNsssIi", o.size_limit_gib, static_cast<long long>(o.dataset_len),
+        to_tuple(cache->sizes()), to_object(cache->dtype()), std::string(o.name).c_str(),
+        std::string(o.backing).c_str(), PyBool_FromLong(o.keep), std::string(o.verify).c_str(),
+        std::string(o.fingerprint).c_str(), std::string(o.instance).c_str(), o.pid, o.fd);
+  });
+}
+
+PyObject* place(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto p = opened(self)->place();
+    return Py_BuildValue("{s:s,s:s,s:s,s:s}", "name", std::string(p.name).c_str(), "path",
+                         std::string(p.path).c_str(), "backing", std::string(p.backing).c_str(),
+                         "opened", std::string(p.opened).c_str());
   });
 }
 
 PyObject* stats(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    const auto s = opened(self)->stats();
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:O}", "hits", s.hits, "misses",
-                         s.misses, "fills", s.fills, "bytes", s.bytes, "waits", s.waits, "lost",
-                         s.lost, "dropped", s.dropped, "damaged", s.damaged, "filled", s.filled,
-                         "frozen", s.frozen ? Py_True : Py_False);
+    const auto now = opened(self)->stats();
+    PyObject* result = PyDict_New();
+    for (const auto& [name, value] : stocache::numbers(now)) {
+      PyObject* number = PyLong_FromLongLong(value);
+      if (!result || !number || PyDict_SetItemString(result, name, number) != 0) return nullptr;
+      Py_DECREF(number);
+    }
+    PyDict_SetItemString(result, "frozen", now.frozen ? Py_True : Py_False);
+    return result;
   });
+}
+
+// The shape and dtype of the samples in the cache of that name, for the fake operators.
+PyObject* sample_of(PyObject*, PyObject* argument) {
+  const char* name = PyUnicode_AsUTF8(argument);
+  if (!name) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const auto cache = Cache::by_name(name);
+    return Py_BuildValue("NO", to_tuple(cache->sizes()), to_object(cache->dtype()));
+  });
+}
+
+PyObject* fingerprint_of(PyObject*, PyObject* argument) {
+  const char* text = PyUnicode_AsUTF8(argument);
+  if (!text) return nullptr;
+  return PyUnicode_FromString(std::string(stocache::bridge::fingerprint_of(text)).c_str());
 }
 
 PyObject* slot_in_place(PyObject* self, PyObject* argument) {
@@ -399,7 +426,7 @@ PyObject* clear(PyObject* self, PyObject*) {
 }
 
 PyObject* length(PyObject* self, PyObject*) {
-  return guarded([&] { return PyLong_FromUnsignedLongLong(opened(self)->facts().capacity); });
+  return guarded([&] { return PyLong_FromLongLong(opened(self)->geometry().capacity); });
 }
 
 PyObject* sweep(PyObject*, PyObject*) {
@@ -435,10 +462,12 @@ PyMethodDef cache_methods[] = {
     {"_get_many", as_method(get_many), kFast, nullptr},
     {"_set_many", as_method(set_many), kFast, nullptr},
     {"_open", open_cache, METH_VARARGS, nullptr},
+    {"_join", join, METH_O, nullptr},
     {"_set_unsettled", set_unsettled, METH_NOARGS, nullptr},
     {"_close", close_cache, METH_NOARGS, nullptr},
     {"_is_open", is_open, METH_NOARGS, nullptr},
-    {"_facts", facts, METH_NOARGS, nullptr},
+    {"_arguments", arguments, METH_NOARGS, nullptr},
+    {"_whereabouts", place, METH_NOARGS, nullptr},
     {"_stats", stats, METH_NOARGS, nullptr},
     {"_slot_in_place", slot_in_place, METH_O, nullptr},
     {"_array", tensor<&Cache::array>, METH_NOARGS, nullptr},
@@ -475,6 +504,8 @@ PyType_Spec cache_spec = {"stocache._C.Cache", sizeof(PyCache), 0,
 
 PyMethodDef module_methods[] = {
     {"sweep", sweep, METH_NOARGS, nullptr},
+    {"sample_of", sample_of, METH_O, nullptr},
+    {"fingerprint_of", fingerprint_of, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

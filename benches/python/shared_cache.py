@@ -569,6 +569,68 @@ def demo(table: Table, progress: tqdm[None], rounds: int) -> None:
     table.at_most("demo: first epoch above no cache", percent, 2, f"{percent:+.1f} %", " %")
 
 
+# --- from C++ and TorchScript -------------------------------------------------------------------
+
+
+def cpp_hit(table: Table, progress: tqdm[None], rounds: int) -> None:
+    """benches/cpp/hit.cpp, built against the installed package as a user's trainer would be."""
+    import stocache
+
+    root = Path(__file__).resolve().parents[2]
+    tools = Path(sys.executable).parent  # pip puts cmake and ninja next to the interpreter
+    build = root / "build" / "bench-cpp"
+    configure = [
+        str(tools / "cmake"), "-S", str(root / "benches" / "cpp"), "-B", str(build), "-G", "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
+        f"-DCMAKE_PREFIX_PATH={stocache.cmake_prefix_path}",
+    ]  # fmt: skip
+    progress.set_postfix_str("compiling")
+    for command in (configure, [str(tools / "cmake"), "--build", str(build)]):
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    progress.set_postfix_str("")
+    lines = subprocess.check_output([str(build / "hit"), str(rounds)], text=True).splitlines()
+    progress.update()
+    pairs = [tuple(map(float, line.split())) for line in lines]
+    over = statistics.median(hit - select for select, hit in pairs)
+    select, hit = (statistics.median(column) for column in zip(*pairs, strict=True))
+    table.at_most(
+        "C++, one hit: get_slot above tensor.select(0, i)",
+        over,
+        150,
+        f"{over:+.0f} ns  ({hit:.0f} ns / {select:.0f} ns)",
+        " ns",
+    )
+
+
+class ScriptedHits(torch.nn.Module):
+    """Looks up every sample of `order`, and counts the hits."""
+
+    def __init__(self, cache: SharedCache) -> None:
+        super().__init__()
+        self.cache = cache.scripted()
+
+    def forward(self, order: list[int]) -> int:
+        hits = 0
+        for i in order:
+            if self.cache.get_slot(i) is not None:
+                hits += 1
+        return hits
+
+
+def script_hit(table: Table, progress: tqdm[None], rounds: int) -> None:
+    samples, hits = 20_000, 20_000
+    with new_cache(samples, SMALL) as cache:
+        cache.set_many(torch.arange(samples), noise(samples, *SMALL))
+        order = [random.randrange(samples) for _ in range(hits)]
+        scripted = torch.jit.script(ScriptedHits(cache))
+        for _ in range(3):  # the profiling executor compiles in its first runs
+            if scripted(order) != hits:
+                raise RuntimeError("a sample was not found")
+        times = interleave({"hits": timed(lambda: scripted(order))}, rounds, progress)
+        each = 1e9 * times.median("hits") / hits
+    table.at_most("TorchScript, one hit, loop included", each, 1000, f"{each:.0f} ns", " ns")
+
+
 # --- all of it ----------------------------------------------------------------------------------
 
 SECTIONS: dict[str, Callable[[Table, Any, int], None]] = {
@@ -578,6 +640,8 @@ SECTIONS: dict[str, Callable[[Table, Any, int], None]] = {
     "fill": cold_fill,
     "construct": construct,
     "memory": total_memory,
+    "cpp": cpp_hit,
+    "script": script_hit,
     "demo": demo,
 }
 

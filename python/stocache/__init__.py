@@ -7,8 +7,17 @@ from stocache import _load
 
 _load.load()
 
+from stocache import _ops  # noqa: E402, F401
+from stocache.cpp import cmake_prefix_path, include_path  # noqa: E402
 from stocache.node import get_shm_size, sweep  # noqa: E402
 from stocache.shared_cache import SharedCache, SharedCacheStats  # noqa: E402
 
 __version__ = "0.1.0"
-__all__ = ["SharedCache", "SharedCacheStats", "get_shm_size", "sweep"]
+__all__ = [
+    "SharedCache",
+    "SharedCacheStats",
+    "cmake_prefix_path",
+    "get_shm_size",
+    "include_path",
+    "sweep",
+]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import warnings
 import weakref
 from collections import Counter
@@ -40,11 +39,6 @@ class Settles(Protocol):
 
 
 _unsettled: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def random_name() -> str:
-    """A name that nobody else has."""
-    return f"private-{secrets.token_hex(8)}"
 
 
 def job() -> str | None:

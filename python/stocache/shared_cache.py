@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,8 +14,7 @@ import torch
 from stocache import _C, _job
 
 _GIB = 1 << 30
-# What _open takes, up to where another process has the cache open.
-_Arguments = tuple[int, int, tuple[int, ...], torch.dtype, str, bool, str, bool, bool, str]
+_NOWHERE = ("", 0, -1)  # no process is known to have it open
 Indices = Sequence[int] | torch.Tensor | Any  # also numpy arrays, which are not imported for this
 
 
@@ -101,7 +99,6 @@ class SharedCache(_C.Cache):
     ``get_many``, which copies.
     """
 
-    _arguments: _Arguments
     _meeting: _job.Meeting | None = None
 
     def __init__(
@@ -119,14 +116,15 @@ class SharedCache(_C.Cache):
         verify: str = "never",
         verbose: bool = True,
     ) -> None:
-        limit = _limit_bytes(size_limit_gib)
-        length = _whole("dataset_len", dataset_len, least=1)
+        limit = _number("size_limit_gib", size_limit_gib)
+        length = _whole("dataset_len", dataset_len)
         dims = _dims(data_dims)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"Unsupported dtype: {dtype!r}; use a torch.dtype such as torch.uint8")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name is a {type(name).__name__}; a str or None is needed")
-        if name is not None and not name.isprintable():  # the rest is checked where it is opened
+        # The rest is checked where it is opened.
+        if name is not None and not (name and name.isprintable()):
             raise ValueError(
                 f"name {name!r} is not allowed: "
                 "use 1 to 100 letters, digits, dots, dashes and underscores"
@@ -134,47 +132,51 @@ class SharedCache(_C.Cache):
         for what, flag in (("shared", shared), ("keep", keep), ("verbose", verbose)):
             if not isinstance(flag, bool):
                 raise TypeError(f"{what} is {flag!r}; True or False is needed")
-        if verify not in ("never", "always"):
-            raise ValueError(f'verify {verify!r} is not known; use "never" or "always"')
-        if keep and name is None:
-            raise ValueError("keep=True needs name=, so that the next run can find the cache")
-        if backing not in ("auto", "shm", "memfd"):
-            raise ValueError(f'backing {backing!r} is not known; use "auto", "shm" or "memfd"')
+        for what, word, allowed in (
+            ("backing", backing, '"auto", "shm" or "memfd"'),
+            ("verify", verify, '"never" or "always"'),
+        ):
+            if not isinstance(word, str):
+                raise TypeError(f"{what} is {word!r}; use {allowed}")
         job = _job.job() if shared and name is None else None
         meeting = None
         if job is not None:
             geometry = (limit, length, dims, str(dtype), backing, fingerprint, verify)
             meeting = _job.Meeting(job, geometry, _caller(self))
-        private = name is None and meeting is None
-        if name is None:
-            name = meeting.name if meeting else _job.random_name()
-        self._arguments = (
-            limit, length, dims, dtype, name, private, backing, bool(keep), verify == "always",
-            str(fingerprint),
-        )  # fmt: skip
-        self._open(*self._arguments, "", 0, -1)
+        chosen = name or (meeting.name if meeting else "")
+        mark = _C.fingerprint_of(str(fingerprint))
+        self._open(limit, length, dims, dtype, chosen, backing, keep, verify, mark, *_NOWHERE)
         if meeting is not None and meeting.owner is not None:
             self._meeting = meeting
             self._set_unsettled()
             _job.settle_before_fork(self)
         if verbose:
-            self._announce(size_limit_gib)
+            self._announce(size_limit_gib, backing)
 
-    def _announce(self, size_limit_gib: float) -> None:
-        facts = self._facts()
-        if facts["opened"] == "joined":
+    @classmethod
+    def join(cls, name: str) -> SharedCache:
+        """The cache of that name, whatever it holds; a RuntimeError if no process has it open."""
+        if not isinstance(name, str):
+            raise TypeError(f"name is a {type(name).__name__}; a str is needed")
+        cache = cls.__new__(cls)
+        cache._join(name)
+        return cache
+
+    def _announce(self, size_limit_gib: float, backing: str) -> None:
+        place, stats = self._whereabouts(), self.stats()
+        if place["opened"] == "joined":
             return  # whoever created it has said so
-        capacity, length = facts["capacity"], facts["dataset_len"]
-        size = (facts["slot_bytes"] + 1) * length / _GIB
+        capacity, length = stats.capacity, stats.dataset_len
+        size = (stats.slot_bytes + 1) * length / _GIB
         fits = capacity == length
         line = (
             f"Dataset size ({size:.1f} GiB) {'fits in' if fits else 'exceeds'} cache limit "
             f"({size_limit_gib} GiB). Allocating space to cache "
             + (f"all {capacity} samples." if fits else f"{capacity} / {length} samples.")
         )
-        if facts["opened"] == "resumed":
-            line += f" {facts['name']!r} was kept: {self.stats().filled} of them are filled."
-        elif facts["backing"] == "memfd" and self._arguments[6] == "auto":
+        if place["opened"] == "resumed":
+            line += f" {place['name']!r} was kept: {stats.filled} of them are filled."
+        elif place["backing"] == "memfd" and backing == "auto":
             line += " /dev/shm has too little room for it, so it lies in memory outside /dev/shm."
         print(line, flush=True)
 
@@ -186,34 +188,42 @@ class SharedCache(_C.Cache):
         if meeting is None:
             return
         name = meeting.settle()
-        if self._is_open() and name != self._arguments[4]:
-            self._arguments = (*self._arguments[:4], name, *self._arguments[5:])
-            self._open(*self._arguments, "", 0, -1)
+        if self._is_open() and name != self.name:
+            arguments = list(self._arguments())
+            arguments[4] = name
+            arguments[-3:] = _NOWHERE
+            self._open(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        facts = self._facts()
-        where = (facts["instance"], facts["pid"], facts["fd"])
-        return (_rejoin, (type(self), self._arguments, where), _extra_attributes(self))
+        return (_rejoin, (type(self), self._arguments()), _extra_attributes(self))
 
     @property
     def name(self) -> str:
         """The name under which other processes can join."""
-        return str(self._facts()["name"])
+        return str(self._whereabouts()["name"])
 
     @property
     def path(self) -> str | None:
         """The file in /dev/shm, or None for a memfd."""
-        return self._facts()["path"] or None
+        return self._whereabouts()["path"] or None
 
     @property
     def backing(self) -> str:
         """Where the memory is: "shm" or "memfd"."""
-        return str(self._facts()["backing"])
+        return str(self._whereabouts()["backing"])
 
-    @property
-    def handle(self) -> int:
-        """The number by which ``torch.ops.stocache`` knows this cache in this process."""
-        return int(self._facts()["id"])
+    def scripted(self, if_gone: str = "error") -> torch.ScriptObject:
+        """This cache as a ``torch.classes.stocache.SharedCache``, for scripted modules.
+
+        A module that holds it can be saved with torch.jit.save. Loading it, in Python or C++, joins
+        the live cache of this name.
+
+        Args:
+            if_gone: What loading does when no process has the cache open any more: "error" raises,
+                "empty" makes an empty one.
+        """
+        scripted: torch.ScriptObject = torch.classes.stocache.SharedCache.join(self.name, if_gone)
+        return scripted
 
     # The whole cache
 
@@ -243,9 +253,7 @@ class SharedCache(_C.Cache):
 
     def stats(self) -> SharedCacheStats:
         """Counts of all processes so far."""
-        facts = self._facts()
-        shape = {key: facts[key] for key in ("capacity", "dataset_len", "slot_bytes")}
-        return SharedCacheStats(**self._stats(), **shape)
+        return SharedCacheStats(**self._stats())
 
     def __len__(self) -> int:
         return self._length()
@@ -253,7 +261,7 @@ class SharedCache(_C.Cache):
     def __repr__(self) -> str:
         if self.closed:
             return f"{type(self).__name__}(closed)"
-        _, length, dims, dtype, name, *_ = self._arguments
+        _, length, dims, dtype, name, *_ = self._arguments()
         return (
             f"{type(self).__name__}({len(self)} of {length} samples, {dims}, {dtype}, "
             f"{self.fill_fraction:.0%} filled, name={name!r})"
@@ -295,7 +303,7 @@ class SharedCache(_C.Cache):
 
     def _filled_with(self, value: Any, batch: tuple[int, ...]) -> torch.Tensor:
         """A number stands for a slot full of it; tensors must have the slot's shape and dtype."""
-        dims, dtype = self._arguments[2:4]
+        dims, dtype = self._arguments()[2:4]
         if isinstance(value, (bool, int, float, complex)):
             return torch.full((*batch, *dims), value, dtype=dtype)
         if batch and isinstance(value, torch.Tensor) and value.shape == dims:
@@ -336,7 +344,7 @@ class SharedCache(_C.Cache):
         return not self._is_open()
 
     def __enter__(self) -> SharedCache:
-        self._facts()  # says so if it is closed
+        self._whereabouts()  # says so if it is closed
         return self
 
     def __exit__(
@@ -348,20 +356,16 @@ class SharedCache(_C.Cache):
         self.close()
 
 
-def _rejoin(kind: type[SharedCache], arguments: Any, where: tuple[str, int, int]) -> SharedCache:
+def _rejoin(kind: type[SharedCache], arguments: tuple[Any, ...]) -> SharedCache:
     """The same cache in another process; an empty one of the same kind if it is gone."""
     cache = kind.__new__(kind)
-    cache._arguments = arguments
-    instance, pid, fd = where
-    cache._open(*cache._arguments, instance, pid, fd)
+    cache._open(*arguments)
     return cache
 
 
 def _extra_attributes(cache: SharedCache) -> dict[str, Any] | None:
     """What a subclass or a user put on the object."""
-    ours = ("_arguments", "_meeting")
-    extra = {key: value for key, value in vars(cache).items() if key not in ours}
-    return extra or None
+    return {key: value for key, value in vars(cache).items() if key != "_meeting"} or None
 
 
 def _caller(cache: SharedCache) -> FrameType | None:
@@ -382,14 +386,12 @@ def _as_indices(indices: Indices) -> Any:
     )
 
 
-def _whole(what: str, value: Any, least: int) -> int:
+def _whole(what: str, value: Any) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{what} is {value!r}; an integer of at least {least} is needed") from None
-    if number < least:
-        raise ValueError(f"{what} is {number}; it must be at least {least}")
-    if number >= 1 << 62:
+        raise TypeError(f"{what} is {value!r}; an integer of at least 1 is needed") from None
+    if not -(1 << 62) < number < 1 << 62:
         raise ValueError(f"{what} is {number}; it must be below 2**62")
     return number
 
@@ -397,20 +399,13 @@ def _whole(what: str, value: Any, least: int) -> int:
 def _dims(data_dims: Any) -> tuple[int, ...]:
     if isinstance(data_dims, (str, bytes)) or not hasattr(data_dims, "__iter__"):
         raise TypeError(f"data_dims is {data_dims!r}; a tuple such as (3, 224, 224) is needed")
-    return tuple(_whole(f"dimension {i} of data_dims", dim, 1) for i, dim in enumerate(data_dims))
+    return tuple(_whole(f"dimension {i} of data_dims", dim) for i, dim in enumerate(data_dims))
 
 
-def _limit_bytes(size_limit_gib: Any) -> int:
+def _number(what: str, value: Any) -> float:
     try:
-        if isinstance(size_limit_gib, (str, bytes)):
+        if isinstance(value, (str, bytes)):
             raise TypeError
-        gib = float(size_limit_gib)
+        return float(value)
     except (TypeError, ValueError):
-        raise TypeError(
-            f"size_limit_gib is {size_limit_gib!r}; a number of GiB is needed"
-        ) from None
-    if not math.isfinite(gib) or gib <= 0:
-        raise ValueError(f"size_limit_gib is {size_limit_gib}; it must be a number above 0")
-    if gib >= 1 << 33:
-        raise ValueError(f"size_limit_gib is {size_limit_gib}; it must be below 2**33")
-    return int(gib * _GIB)
+        raise TypeError(f"{what} is {value!r}; a number of GiB is needed") from None

@@ -142,9 +142,9 @@ def test_root_does_not_join_what_another_user_offers(make_cache, unique_name, tm
     name = unique_name()
     ours = make_cache(name=name, backing="memfd")
     ours.set_slot(0, u8(1, 2, 3, 4))
-    facts = ours._facts()
+    fd = ours._arguments()[-1]
     copy = tmp_path / "copy"
-    with open(f"/proc/self/fd/{facts['fd']}", "rb") as source:
+    with open(f"/proc/self/fd/{fd}", "rb") as source:
         copy.write_bytes(source.read())
     copy.chmod(0o644)
     tmp_path.chmod(0o755)
@@ -176,5 +176,5 @@ def test_root_does_not_join_what_another_user_offers(make_cache, unique_name, tm
 
 def ours_format(cache) -> int:
     """The format number in a file name of this version; a memfd shows it in /proc."""
-    link = os.readlink(f"/proc/self/fd/{cache._facts()['fd']}")
+    link = os.readlink(f"/proc/self/fd/{cache._arguments()[-1]}")
     return int(link.split("stocache-0-")[1].split("-")[0])

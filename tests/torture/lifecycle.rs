@@ -14,7 +14,7 @@ const FAILED: usize = 2;
 /// Whether the cache's name still leads to its own segment.
 fn named(cache: &Cache) -> bool {
     let path = cache.segment().path().expect("a file in /dev/shm");
-    let fd = cache.segment().join().fd;
+    let fd = cache.segment().whereabouts().fd;
     let ours = std::fs::metadata(format!("/proc/self/fd/{fd}")).map(|m| m.ino());
     matches!((std::fs::metadata(path), ours), (Ok(named), Ok(ours)) if named.ino() == ours)
 }

@@ -68,22 +68,67 @@ pub struct Stats {
 /// A cache open in this process.
 pub struct Cache {
     segment: Segment,
-    id: u64,
     known: Known,
     /// errno of the write that froze the cache, if it was ours; for the message.
     frozen_by: AtomicU32,
 }
 
 impl Cache {
-    /// Joins the cache of that name, or makes it. A process has one `Cache` per segment.
+    /// Joins the cache of that name, or makes it.
     pub fn open(request: &Request) -> Result<(Arc<Self>, Opened)> {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-        let (segment, how) = Segment::open(request)?;
+        Self::over(Segment::open(request)?)
+    }
+
+    /// Joins the cache of that name, which must exist and, if given, be what `like` asks for.
+    pub fn join(name: &str, like: Option<&Request>) -> Result<(Arc<Self>, Opened)> {
+        Self::over(Segment::join(name, like)?)
+    }
+
+    /// The cache of that name as this process has it open; otherwise it is joined, and held open
+    /// until `release`.
+    pub fn by_name(name: &str) -> Result<Arc<Self>> {
+        // The newest, should an older one have lost its name in /dev/shm.
+        let any = fork::open_caches()
+            .iter()
+            .rev()
+            .filter(|entry| *entry.name == *name)
+            .find_map(|entry| entry.cache.upgrade());
+        match any.and_then(|any| any.downcast().ok()) {
+            Some(cache) => Ok(cache),
+            None => {
+                let (cache, _) = Self::join(name, None)?;
+                cache.hold();
+                Ok(cache)
+            }
+        }
+    }
+
+    /// Keeps the cache open in this process and its forks until `release`.
+    pub fn hold(self: &Arc<Self>) {
+        for entry in fork::open_caches().iter_mut().filter(|entry| entry.file == self.file()) {
+            entry.held = entry.cache.upgrade();
+        }
+    }
+
+    /// Ends what `hold` and `by_name` began for this name; says whether there was anything to end.
+    pub fn release(name: &str) -> bool {
+        let mut open = fork::open_caches();
+        // Dropping a cache takes the same lock, so it is dropped after this one is released.
+        let held: Vec<_> = open
+            .iter_mut()
+            .filter(|entry| *entry.name == *name)
+            .filter_map(|entry| entry.held.take())
+            .collect();
+        drop(open);
+        !held.is_empty()
+    }
+
+    /// A process has one `Cache` per segment.
+    fn over((segment, how): (Segment, Opened)) -> Result<(Arc<Self>, Opened)> {
         let file = segment.file();
         // Dropping a cache takes the same lock, so what must go is kept until it is released.
         let mut fresh = Some(Self {
             known: Known::new(segment.header().geometry.capacity),
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             segment,
             frozen_by: AtomicU32::new(0),
         });
@@ -100,7 +145,12 @@ impl Cache {
                 let cache =
                     Arc::new(fresh.take().ok_or_else(|| Error::new(Kind::State, "opened twice"))?);
                 let any: Arc<dyn std::any::Any + Send + Sync> = cache.clone();
-                open.push(OpenCache { id: cache.id, file, cache: Arc::downgrade(&any) });
+                open.push(OpenCache {
+                    name: cache.segment.name().into(),
+                    file,
+                    cache: Arc::downgrade(&any),
+                    held: None,
+                });
                 cache
             }
         };
@@ -114,17 +164,8 @@ impl Cache {
         Ok((cache, how))
     }
 
-    /// The open cache with that number.
-    pub fn by_id(id: u64) -> Option<Arc<Self>> {
-        let open = fork::open_caches();
-        let any = open.iter().find(|entry| entry.id == id).and_then(|entry| entry.cache.upgrade());
-        drop(open);
-        any.and_then(|any| any.downcast().ok())
-    }
-
-    /// This cache's number in this process and its forks.
-    pub fn id(&self) -> u64 {
-        self.id
+    fn file(&self) -> (u64, u64) {
+        self.segment.file()
     }
 
     /// The segment under it.

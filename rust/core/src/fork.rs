@@ -145,13 +145,15 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// One entry of the table of open caches.
 pub(crate) struct OpenCache {
-    pub(crate) id: u64,
+    pub(crate) name: Box<str>,
     /// Device and inode of the segment.
     pub(crate) file: (u64, u64),
     pub(crate) cache: std::sync::Weak<dyn std::any::Any + Send + Sync>,
+    /// Keeps it open for those who know it by name only.
+    pub(crate) held: Option<Arc<dyn std::any::Any + Send + Sync>>,
 }
 
-/// The caches open in this process, so that a segment is mapped once and ops find it by number.
+/// The caches open in this process, so that a segment is mapped once and found by name.
 pub(crate) fn open_caches() -> ForkGuard<'static, Vec<OpenCache>> {
     OPEN.lock()
 }

@@ -57,6 +57,8 @@ pub use cache::{Cache, Load, Stats, Store};
 #[cfg(not(loom))]
 pub use memory::Mapping;
 #[cfg(not(loom))]
+pub use name::random_name;
+#[cfg(not(loom))]
 pub use segment::{Backing, Join, Opened, Request, sweep};
 
 pub use error::{Error, Kind, Result};

@@ -63,3 +63,11 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
         ),
     ))
 }
+
+/// A name that nobody else has.
+pub fn random_name() -> Result<String> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| Error::system("no random numbers", errno))?;
+    Ok(format!("private-{:016x}", u64::from_le_bytes(bytes)))
+}

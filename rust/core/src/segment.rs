@@ -82,6 +82,57 @@ pub struct Request {
     pub join: Option<Join>,
 }
 
+impl Request {
+    fn wanted(&self) -> Wanted<'_> {
+        Wanted { name: &self.name, like: Some(self) }
+    }
+}
+
+/// What an existing segment must be to be joined.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    name: &'a str,
+    /// None takes whatever has the name.
+    like: Option<&'a Request>,
+}
+
+impl Wanted<'_> {
+    fn check(self, header: &Header) -> Result<()> {
+        space::check_file_size(header.geometry.layout()?.total)?;
+        let Some(request) = self.like else { return Ok(()) };
+        let why = if header.geometry != request.geometry {
+            format!(
+                "geometry: the cache {:?} exists with {}, but {} was asked for; use another name or the same arguments",
+                self.name, header.geometry, request.geometry
+            )
+        } else if request.keep && !header.keep {
+            format!(
+                "keep: the cache {:?} is in use by processes that did not ask to keep it; \
+                 use another name, or keep=True in all of them",
+                self.name
+            )
+        } else if header.fingerprint != request.fingerprint {
+            format!(
+                "fingerprint: the cache {:?} was made for other data; use another name or remove it",
+                self.name
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(Kind::Argument, why))
+    }
+}
+
+fn unsettled(name: &str) -> Error {
+    Error::new(
+        Kind::State,
+        format!(
+            "others have been creating and removing the cache {name:?} for {} s; use another name",
+            PATIENCE.as_secs()
+        ),
+    )
+}
+
 /// An open segment. Dropping it detaches; the mapping lives on in the views that hold it.
 pub struct Segment {
     anchor: Arc<Anchor>,
@@ -105,14 +156,15 @@ impl Segment {
         let layout = request.geometry.layout()?;
         space::check_file_size(layout.total)?;
         if let Some(join) = request.join
-            && let Some(found) = Self::join_at(request, join.pid, join.fd, Some(join.instance))?
+            && let Some(found) =
+                Self::join_at(request.wanted(), join.pid, join.fd, Some(join.instance))?
         {
             return Ok((found, Opened::Joined));
         }
         sweep();
         let started = Instant::now();
         while started.elapsed() < PATIENCE {
-            match Self::attach(request)? {
+            match Self::attach(request.wanted())? {
                 Attached::Open(segment, how) => return Ok((segment, how)),
                 Attached::Absent => {}
                 Attached::Changing => {
@@ -122,13 +174,13 @@ impl Segment {
             }
             // The name may be gone while the segment lives (somebody removed it).
             if let Some(join) = request.join
-                && let Some(found) = Self::find(request, Some(join.instance))?
+                && let Some(found) = Self::find(request.wanted(), Some(join.instance))?
             {
                 return Ok((found, Opened::Joined));
             }
             if request.backing != Backing::Shm
                 && !request.private
-                && let Some(found) = Self::find(request, None)?
+                && let Some(found) = Self::find(request.wanted(), None)?
             {
                 return Ok((found, Opened::Joined));
             }
@@ -140,14 +192,34 @@ impl Segment {
                 return Ok(made);
             }
         }
-        Err(Error::new(
-            Kind::State,
-            format!(
-                "others have been creating and removing the cache {:?} for {} s; use another name",
-                request.name,
-                PATIENCE.as_secs()
-            ),
-        ))
+        Err(unsettled(&request.name))
+    }
+
+    /// Joins the segment of that name, which must exist and, if given, be what `like` asks for.
+    pub fn join(name: &str, like: Option<&Request>) -> Result<(Self, Opened)> {
+        check_name(name)?;
+        let wanted = Wanted { name, like };
+        let started = Instant::now();
+        while started.elapsed() < PATIENCE {
+            match Self::attach(wanted)? {
+                Attached::Open(segment, how) => return Ok((segment, how)),
+                Attached::Absent => {
+                    return match Self::find(wanted, None)? {
+                        Some(segment) => Ok((segment, Opened::Joined)),
+                        None => Err(Error::new(
+                            Kind::State,
+                            format!(
+                                "no cache named {name:?} is open on this node; start the program \
+                                 that makes it first, or make an empty one here \
+                                 (SharedCache(..., name=...); if_gone=\"empty\" in a saved module)"
+                            ),
+                        )),
+                    };
+                }
+                Attached::Changing => std::thread::sleep(RETRY),
+            }
+        }
+        Err(unsettled(name))
     }
 
     fn create(request: &Request) -> Result<Option<Self>> {
@@ -161,7 +233,8 @@ impl Segment {
         let magic = format!("/proc/self/fd/{}", file.as_raw_fd());
         // The name is removed on detach unless it is kept, so the anchor learns it before it exists.
         let path_too = Some(path.clone());
-        let segment = Self::assemble(unforked, file, header, request, Backing::Shm, path_too)?;
+        let segment =
+            Self::assemble(unforked, file, header, &request.name, Backing::Shm, path_too)?;
         segment.mark_beyond();
         match rustix::fs::linkat(CWD, magic, CWD, &path, AtFlags::SYMLINK_FOLLOW) {
             Ok(()) => Ok(Some(segment)),
@@ -174,7 +247,7 @@ impl Segment {
     fn create_memfd(request: &Request, started: Instant) -> Result<(Self, Opened)> {
         let _lock = if request.private { None } else { creation_lock(&request.name, started)? };
         if !request.private
-            && let Some(found) = Self::find(request, None)?
+            && let Some(found) = Self::find(request.wanted(), None)?
         {
             return Ok((found, Opened::Joined));
         }
@@ -184,7 +257,7 @@ impl Segment {
                 .map_err(|errno| Error::system("cannot create a memfd", errno))?;
         let header = Self::lay_out(file.as_fd(), request)?;
         lock(file.as_fd(), FlockOperation::NonBlockingLockShared)?;
-        let segment = Self::assemble(unforked, file, header, request, Backing::Memfd, None)?;
+        let segment = Self::assemble(unforked, file, header, &request.name, Backing::Memfd, None)?;
         segment.mark_beyond();
         Ok((segment, Opened::Created))
     }
@@ -237,7 +310,7 @@ impl Segment {
         unforked: Unforked,
         file: OwnedFd,
         header: Header,
-        request: &Request,
+        name: &str,
         backing: Backing,
         path: Option<PathBuf>,
     ) -> Result<Self> {
@@ -259,13 +332,13 @@ impl Segment {
             header,
             layout,
             backing,
-            name: request.name.clone(),
+            name: name.to_string(),
         })
     }
 
     /// One look at the name in /dev/shm.
-    fn attach(request: &Request) -> Result<Attached> {
-        let path = path_of(&request.name);
+    fn attach(wanted: Wanted<'_>) -> Result<Attached> {
+        let path = path_of(wanted.name);
         let refused = |why: &dyn std::fmt::Display| {
             Error::new(
                 Kind::Refused,
@@ -295,21 +368,22 @@ impl Segment {
         {
             return Ok(Attached::Changing);
         }
-        Self::check_same(request, &header)?;
-        let segment = Self::assemble(unforked, file, header, request, Backing::Shm, Some(path))?;
+        wanted.check(&header)?;
+        let segment =
+            Self::assemble(unforked, file, header, wanted.name, Backing::Shm, Some(path))?;
         Ok(Attached::Open(segment, how))
     }
 
     /// The segment that process `pid` has open as `fd`, if it is the one we look for.
     fn join_at(
-        request: &Request,
+        wanted: Wanted<'_>,
         pid: u32,
         fd: i32,
         instance: Option<u128>,
     ) -> Result<Option<Self>> {
         let link = PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
         let Ok(target) = std::fs::read_link(&link) else { return Ok(None) };
-        let Some(backing) = backing_of(&target, &request.name) else { return Ok(None) };
+        let Some(backing) = backing_of(&target, wanted.name) else { return Ok(None) };
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let unforked = fork::hold();
         let Ok(file) = rustix::fs::openat(CWD, &link, flags, Mode::empty()) else {
@@ -321,68 +395,35 @@ impl Segment {
         }
         let Ok((bytes, len)) = read_header(file.as_fd()) else { return Ok(None) };
         let Ok(header) = Header::decode(&bytes, len) else { return Ok(None) };
-        let wanted = instance.is_none_or(|instance| instance == header.instance);
-        if !wanted || lock(file.as_fd(), FlockOperation::NonBlockingLockShared).is_err() {
+        let same = instance.is_none_or(|instance| instance == header.instance);
+        if !same || lock(file.as_fd(), FlockOperation::NonBlockingLockShared).is_err() {
             return Ok(None);
         }
-        Self::check_same(request, &header)?;
+        wanted.check(&header)?;
         let path =
-            (backing == Backing::Shm && is_named(file.as_fd())).then(|| path_of(&request.name));
-        Self::assemble(unforked, file, header, request, backing, path).map(Some)
+            (backing == Backing::Shm && is_named(file.as_fd())).then(|| path_of(wanted.name));
+        Self::assemble(unforked, file, header, wanted.name, backing, path).map(Some)
     }
 
     /// Walks the descriptors of all processes of this user. With an instance any backing will do,
     /// without one only a memfd: a file in /dev/shm that lost its name is joined by its own only.
-    fn find(request: &Request, instance: Option<u128>) -> Result<Option<Self>> {
+    fn find(wanted: Wanted<'_>, instance: Option<u128>) -> Result<Option<Self>> {
         for pid in numbers(Path::new("/proc")) {
             for fd in numbers(&PathBuf::from(format!("/proc/{pid}/fd"))) {
                 let link = format!("/proc/{pid}/fd/{fd}");
                 let backing =
-                    std::fs::read_link(link).ok().and_then(|to| backing_of(&to, &request.name));
+                    std::fs::read_link(link).ok().and_then(|to| backing_of(&to, wanted.name));
                 let candidate = match backing {
                     Some(Backing::Memfd) => true,
                     Some(_) => instance.is_some(),
                     None => false,
                 };
-                if candidate && let Some(found) = Self::join_at(request, pid, fd as i32, instance)?
-                {
+                if candidate && let Some(found) = Self::join_at(wanted, pid, fd as i32, instance)? {
                     return Ok(Some(found));
                 }
             }
         }
         Ok(None)
-    }
-
-    fn check_same(request: &Request, header: &Header) -> Result<()> {
-        if header.geometry != request.geometry {
-            return Err(Error::new(
-                Kind::Argument,
-                format!(
-                    "geometry: the cache {:?} exists with {}, but {} was asked for; use another name or the same arguments",
-                    request.name, header.geometry, request.geometry
-                ),
-            ));
-        }
-        if request.keep && !header.keep {
-            return Err(Error::new(
-                Kind::Argument,
-                format!(
-                    "keep: the cache {:?} is in use by processes that did not ask to keep it; \
-                     use another name, or keep=True in all of them",
-                    request.name
-                ),
-            ));
-        }
-        if header.fingerprint != request.fingerprint {
-            return Err(Error::new(
-                Kind::Argument,
-                format!(
-                    "fingerprint: the cache {:?} was made for other data; use another name or remove it",
-                    request.name
-                ),
-            ));
-        }
-        Ok(())
     }
 
     /// The shared bytes. Keep this to keep them mapped.
@@ -424,7 +465,7 @@ impl Segment {
     }
 
     /// How another process finds this very segment.
-    pub fn join(&self) -> Join {
+    pub fn whereabouts(&self) -> Join {
         Join { instance: self.header.instance, pid: std::process::id(), fd: self.anchor.fd }
     }
 

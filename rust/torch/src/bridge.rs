@@ -2,40 +2,48 @@
 #![allow(unsafe_code)] // the boundary itself
 
 pub use crate::handle::{Handle, Pin};
-use crate::handle::{by_id, open, sweep, unpin};
+use crate::handle::{by_name, fingerprint_of, join, open, release, sweep, unpin};
 
 #[cxx::bridge(namespace = "stocache::bridge")]
 pub mod ffi {
-    /// What to open; see `stocache::Request`.
+    /// What to open, as the user said it; `open` checks the values.
+    #[derive(Clone)]
     struct Options {
-        limit_bytes: u64,
-        dataset_len: u64,
-        dims: Vec<u64>,
+        size_limit_gib: f64,
+        dataset_len: i64,
+        dims: Vec<i64>,
         /// torch's ScalarType number.
         dtype: i32,
         item_bytes: u64,
+        /// Empty: one that nobody else has is made up.
         name: String,
-        /// The name is random: nobody else has it.
-        private_name: bool,
         /// "auto", "shm" or "memfd".
         backing: String,
         keep: bool,
-        verify: bool,
+        /// "never" or "always".
+        verify: String,
+        /// `fingerprint_of` what the user says of the data.
         fingerprint: String,
+        /// "empty" makes the cache where there is none, "error" does not.
+        if_gone: String,
         /// The rest says where another process has it open; an empty instance says nobody does.
         instance: String,
         pid: u32,
         fd: i32,
     }
 
-    /// What was opened.
-    struct Facts {
-        id: u64,
-        dataset_len: u64,
-        capacity: u64,
+    /// What a cache holds.
+    struct Geometry {
+        dataset_len: i64,
+        capacity: i64,
         slot_bytes: u64,
         dims: Vec<i64>,
         dtype: i32,
+        total_bytes: u64,
+    }
+
+    /// Where a cache is.
+    struct Place {
         name: String,
         path: String,
         backing: String,
@@ -44,7 +52,6 @@ pub mod ffi {
         instance: String,
         pid: u32,
         fd: i32,
-        total_bytes: u64,
     }
 
     /// What a look-up found.
@@ -88,11 +95,17 @@ pub mod ffi {
         type Pin;
 
         fn open(options: &Options) -> Result<Box<Handle>>;
-        fn by_id(id: u64) -> Result<Box<Handle>>;
+        fn join(name: &str) -> Result<Box<Handle>>;
+        fn by_name(name: &str) -> Result<Box<Handle>>;
+        fn release(name: &str) -> bool;
+        fn fingerprint_of(text: &str) -> String;
         fn sweep() -> Vec<String>;
         unsafe fn unpin(pin: *mut Pin);
 
-        fn facts(self: &Handle) -> Facts;
+        fn hold(self: &Handle);
+        fn geometry(self: &Handle) -> Geometry;
+        fn place(self: &Handle) -> Place;
+        fn options(self: &Handle) -> Options;
         fn pin(self: &Handle) -> *mut Pin;
         fn look(self: &Handle, index: i64) -> Found;
         fn base(self: &Handle) -> *mut u8;

@@ -8,10 +8,12 @@ use cxx::UniquePtr;
 use std::sync::Arc;
 use stocache::layout::Header;
 use stocache::{
-    Backing, Cache, Error, Geometry, Join, Kind, Load, Mapping, Opened, Request, Store,
+    Backing, Cache, Error, Geometry, Join, Kind, Load, Mapping, Opened, Request, Store, random_name,
 };
 
 type Result<T> = std::result::Result<T, Crossing>;
+
+const GIB: f64 = (1u64 << 30) as f64;
 
 /// A cache, open in this process.
 pub struct Handle {
@@ -25,53 +27,107 @@ pub struct Pin(#[allow(dead_code)] Mapping);
 /// Joins or makes a cache.
 pub fn open(options: &ffi::Options) -> Result<Box<Handle>> {
     guard(|| {
-        let backing = match options.backing.as_str() {
-            "auto" => Backing::Auto,
-            "shm" => Backing::Shm,
-            "memfd" => Backing::Memfd,
-            other => {
-                let message =
-                    format!("backing {other:?} is not known; use \"auto\", \"shm\" or \"memfd\"");
-                return Err(Error::new(Kind::Argument, message).into());
-            }
+        let request = request(options)?;
+        let (cache, opened) = match options.if_gone.as_str() {
+            "empty" => Cache::open(&request)?,
+            "error" => Cache::join(&request.name, Some(&request))?,
+            other => return Err(unknown("if_gone", other, r#""error" or "empty""#)),
         };
-        let request = Request {
-            name: options.name.clone(),
-            geometry: Geometry::plan(
-                options.limit_bytes,
-                options.dataset_len,
-                &options.dims,
-                options.dtype,
-                options.item_bytes,
-                options.verify,
-            )?,
-            fingerprint: Header::fingerprint_of(&options.fingerprint),
-            keep: options.keep,
-            backing,
-            private: options.private_name,
-            join: u128::from_str_radix(&options.instance, 16).ok().map(|instance| Join {
-                instance,
-                pid: options.pid,
-                fd: options.fd,
-            }),
-        };
-        let (cache, opened) = Cache::open(&request)?;
         Ok(Box::new(Handle { cache, opened }))
     })
 }
 
-/// The open cache with that number.
-pub fn by_id(id: u64) -> Result<Box<Handle>> {
-    guard(|| {
-        match Cache::by_id(id) {
-        Some(cache) => Ok(Box::new(Handle { cache, opened: Opened::Joined })),
-        None => Err(Error::new(
-            Kind::State,
-            format!("no open cache has the handle {id}; it was closed, or the handle is of another process"),
-        )
-        .into()),
+/// What the options ask for, every value checked.
+fn request(options: &ffi::Options) -> Result<Request> {
+    let gib = options.size_limit_gib;
+    // As Python and C++ write numbers: 1, 0.5, 1e300, nan.
+    let shown = format!("{gib:?}").trim_end_matches(".0").to_lowercase();
+    if !(gib.is_finite() && gib > 0.0) {
+        return Err(argument(format!("size_limit_gib is {shown}; it must be a number above 0")));
     }
+    if gib >= (1u64 << 33) as f64 {
+        return Err(argument(format!("size_limit_gib is {shown}; it must be below 2**33")));
+    }
+    let dataset_len = whole("dataset_len", options.dataset_len)?;
+    let dims = options.dims.iter().enumerate();
+    let dims = dims
+        .map(|(i, &dim)| whole(&format!("dimension {i} of data_dims"), dim))
+        .collect::<Result<Vec<u64>>>()?;
+    let backing = match options.backing.as_str() {
+        "auto" => Backing::Auto,
+        "shm" => Backing::Shm,
+        "memfd" => Backing::Memfd,
+        other => return Err(unknown("backing", other, r#""auto", "shm" or "memfd""#)),
+    };
+    let verify = match options.verify.as_str() {
+        "never" => false,
+        "always" => true,
+        other => return Err(unknown("verify", other, r#""never" or "always""#)),
+    };
+    let private = options.name.is_empty();
+    if options.keep && private {
+        let message = "keep=True needs name=, so that the next run can find the cache";
+        return Err(argument(message.to_string()));
+    }
+    Ok(Request {
+        name: if private { random_name()? } else { options.name.clone() },
+        geometry: Geometry::plan(
+            (gib * GIB) as u64,
+            dataset_len,
+            &dims,
+            options.dtype,
+            options.item_bytes,
+            verify,
+        )?,
+        fingerprint: u128::from_str_radix(&options.fingerprint, 16).unwrap_or_default(),
+        keep: options.keep,
+        backing,
+        private,
+        join: u128::from_str_radix(&options.instance, 16).ok().map(|instance| Join {
+            instance,
+            pid: options.pid,
+            fd: options.fd,
+        }),
     })
+}
+
+fn argument(message: String) -> Crossing {
+    Error::new(Kind::Argument, message).into()
+}
+
+fn unknown(what: &str, given: &str, allowed: &str) -> Crossing {
+    argument(format!("{what} {given:?} is not known; use {allowed}"))
+}
+
+/// A whole number of at least 1.
+fn whole(what: &str, given: i64) -> Result<u64> {
+    match u64::try_from(given) {
+        Ok(number) if number >= 1 => Ok(number),
+        _ => Err(argument(format!("{what} is {given}; it must be at least 1"))),
+    }
+}
+
+/// Joins the cache of that name, whatever it holds.
+pub fn join(name: &str) -> Result<Box<Handle>> {
+    guard(|| {
+        let (cache, opened) = Cache::join(name, None)?;
+        Ok(Box::new(Handle { cache, opened }))
+    })
+}
+
+/// The cache of that name, open in this process already or joined for the rest of its life.
+pub fn by_name(name: &str) -> Result<Box<Handle>> {
+    guard(|| Ok(Box::new(Handle { cache: Cache::by_name(name)?, opened: Opened::Joined })))
+}
+
+/// Ends what `by_name` and `hold` began.
+pub fn release(name: &str) -> bool {
+    Cache::release(name)
+}
+
+/// What a user says of the data, as caches remember it.
+pub fn fingerprint_of(text: &str) -> String {
+    format!("{:032x}", Header::fingerprint_of(text))
 }
 
 /// Removes leftovers of this user.
@@ -89,16 +145,27 @@ pub unsafe fn unpin(pin: *mut Pin) {
 }
 
 impl Handle {
-    pub fn facts(&self) -> ffi::Facts {
-        let segment = self.cache.segment();
-        let (geometry, join) = (self.cache.geometry(), segment.join());
-        ffi::Facts {
-            id: self.cache.id(),
-            dataset_len: geometry.dataset_len,
-            capacity: geometry.capacity,
+    /// Keeps it open for those who know it by name only.
+    pub fn hold(&self) {
+        self.cache.hold();
+    }
+
+    pub fn geometry(&self) -> ffi::Geometry {
+        let geometry = self.cache.geometry();
+        ffi::Geometry {
+            dataset_len: geometry.dataset_len as i64,
+            capacity: geometry.capacity as i64,
             slot_bytes: geometry.slot_bytes,
-            dims: geometry.dims.iter().map(|&dim| dim as i64).collect(),
+            dims: self.dims(),
             dtype: geometry.dtype,
+            total_bytes: self.cache.segment().layout().total,
+        }
+    }
+
+    pub fn place(&self) -> ffi::Place {
+        let segment = self.cache.segment();
+        let whereabouts = segment.whereabouts();
+        ffi::Place {
             name: segment.name().to_string(),
             path: segment.path().map(|path| path.display().to_string()).unwrap_or_default(),
             backing: if segment.backing() == Backing::Memfd { "memfd" } else { "shm" }.to_string(),
@@ -108,10 +175,33 @@ impl Handle {
                 Opened::Resumed => "resumed",
             }
             .to_string(),
-            instance: format!("{:032x}", join.instance),
-            pid: join.pid,
-            fd: join.fd,
-            total_bytes: segment.layout().total,
+            instance: format!("{:032x}", whereabouts.instance),
+            pid: whereabouts.pid,
+            fd: whereabouts.fd,
+        }
+    }
+
+    /// The options that lead here again, or to an equal cache if this one is gone.
+    pub fn options(&self) -> ffi::Options {
+        let (geometry, place) = (self.cache.geometry(), self.place());
+        let header = self.cache.segment().header();
+        // Exact: a division by a power of two.
+        let limit = geometry.capacity * geometry.slot_bytes + geometry.dataset_len;
+        ffi::Options {
+            size_limit_gib: limit as f64 / GIB,
+            dataset_len: geometry.dataset_len as i64,
+            dims: self.dims(),
+            dtype: geometry.dtype,
+            item_bytes: self.item_bytes() as u64,
+            name: place.name,
+            backing: place.backing,
+            keep: header.keep,
+            verify: if geometry.verify { "always" } else { "never" }.to_string(),
+            fingerprint: format!("{:032x}", header.fingerprint),
+            if_gone: "empty".to_string(),
+            instance: place.instance,
+            pid: place.pid,
+            fd: place.fd,
         }
     }
 

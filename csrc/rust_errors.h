@@ -1,7 +1,7 @@
 // Errors of the core as the exceptions that torch turns into Python's.
 #pragma once
 
-#include <c10/util/Exception.h>
+#include <stocache/errors.h>
 
 #include <string>
 #include <utility>
@@ -9,16 +9,6 @@
 #include "rust/cxx.h"
 
 namespace stocache {
-
-// Not enough memory, space on the mount, or descriptors: MemoryError in Python.
-class SpaceError : public c10::Error {
-  using c10::Error::Error;
-};
-
-// The operating system said no: OSError in Python.
-class SystemError : public c10::Error {
-  using c10::Error::Error;
-};
 
 // Throws `error` as the type its kind asks for. The core writes "<kind>\x1f<message>".
 [[noreturn]] inline void rethrow(const ::rust::Error& error) {

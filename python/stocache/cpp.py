@@ -1,0 +1,15 @@
+"""Where a C++ project finds what it needs to build against this stocache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+cmake_prefix_path = str(_HERE / "share" / "cmake")
+"""For CMake's ``-DCMAKE_PREFIX_PATH=``, so that ``find_package(stocache)`` finds it."""
+
+
+def include_path() -> str:
+    """The folder of ``stocache/stocache.h``, for other build systems."""
+    return str(_HERE / "include")
