@@ -4,6 +4,7 @@
 //!
 //! | module | role |
 //! | --- | --- |
+//! | [`store`] | records of any size, one per sample |
 //! | [`cache`] | the dense cache: one slot per sample, loaded and stored by index |
 //! | [`gather`] | many slots at once, into one buffer |
 //! | [`known`] | what this process already knows to be set |
@@ -51,6 +52,8 @@ mod name;
 pub mod segment;
 #[cfg(not(loom))]
 pub mod space;
+#[cfg(not(loom))]
+pub mod store;
 
 #[cfg(not(loom))]
 pub use cache::{Cache, Load, Stats, Store};
@@ -60,6 +63,8 @@ pub use memory::Mapping;
 pub use name::random_name;
 #[cfg(not(loom))]
 pub use segment::{Backing, Join, Opened, Request, sweep};
+#[cfg(not(loom))]
+pub use store::{Begin, Filled, Record, RecordStore, StoreStats};
 
 pub use error::{Error, Kind, Result};
-pub use layout::Geometry;
+pub use layout::{Geometry, Plan, Room};

@@ -3,6 +3,8 @@
 
 pub use crate::handle::{Handle, Pin};
 use crate::handle::{by_name, fingerprint_of, join, open, release, sweep, unpin};
+pub use crate::records::Records;
+use crate::records::open_records;
 
 #[cxx::bridge(namespace = "stocache::bridge")]
 pub mod ffi {
@@ -52,6 +54,75 @@ pub mod ffi {
         instance: String,
         pid: u32,
         fd: i32,
+    }
+
+    /// A store of records to open, as the user said it.
+    #[derive(Clone)]
+    struct RecordOptions {
+        limit_bytes: u64,
+        dataset_len: i64,
+        /// "freeze" or "lru".
+        policy: String,
+        /// Empty: one that nobody else has is made up.
+        name: String,
+        backing: String,
+        keep: bool,
+        fingerprint: String,
+        instance: String,
+        pid: u32,
+        fd: i32,
+    }
+
+    /// A record in the mapping; no data if there is none.
+    struct RecordAt {
+        data: *const u8,
+        len: usize,
+        schema: u16,
+    }
+
+    /// Bytes of a record to be.
+    struct Part {
+        data: *const u8,
+        len: usize,
+    }
+
+    /// Who loads a sample.
+    enum Loader {
+        Mine,
+        Nobody,
+        Other,
+        /// The store takes nothing now.
+        Refused,
+    }
+
+    /// What became of a record.
+    enum Filled {
+        Stored,
+        Lost,
+        Full,
+        TooLarge,
+        Refused,
+        /// Refused, and this was the write that froze the store.
+        Froze,
+    }
+
+    struct RecordStats {
+        hits: u64,
+        misses: u64,
+        fills: u64,
+        bytes: u64,
+        waits: u64,
+        lost: u64,
+        dropped: u64,
+        loads: u64,
+        load_nanos: u64,
+        too_large: u64,
+        evicted: u64,
+        filled: u64,
+        used_bytes: u64,
+        data_bytes: u64,
+        dataset_len: u64,
+        frozen: bool,
     }
 
     /// What a look-up found.
@@ -130,6 +201,31 @@ pub mod ffi {
         fn clear(self: &Handle) -> Result<()>;
         fn stats(self: &Handle) -> Stats;
         fn frozen_reason(self: &Handle) -> String;
+    }
+
+    extern "Rust" {
+        /// A store of records, open in this process.
+        type Records;
+
+        fn open_records(options: &RecordOptions) -> Result<Box<Records>>;
+
+        fn find(self: &Records, i: i64) -> RecordAt;
+        fn is_stable(self: &Records) -> bool;
+        fn epoch(self: &Records) -> u64;
+        fn unmoved(self: &Records, before: u64) -> bool;
+        fn note(self: &Records, hits: u64, misses: u64);
+        fn note_loads(self: &Records, loads: u64, nanos: u64);
+        fn begin(self: &Records, i: i64) -> Loader;
+        fn wait(self: &Records, i: i64, nanos: u64);
+        fn abandon(self: &Records, i: i64);
+        unsafe fn fill(self: &Records, i: i64, schema: u16, parts: &[Part]) -> Result<Filled>;
+        fn intern(self: &Records, schema: &[u8]) -> u16;
+        fn schema(self: &Records, number: u16) -> Vec<u8>;
+        fn clear(self: &Records) -> Result<()>;
+        fn stats(self: &Records) -> RecordStats;
+        fn frozen_reason(self: &Records) -> String;
+        fn place(self: &Records) -> Place;
+        fn options(self: &Records) -> RecordOptions;
     }
 
     unsafe extern "C++" {

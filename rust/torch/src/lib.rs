@@ -7,4 +7,5 @@
 mod bridge;
 mod guard;
 mod handle;
+mod records;
 mod tensor;
