@@ -392,6 +392,18 @@ impl Plan {
         }
     }
 
+    /// Whether somebody who asked for `wanted` can use this. Records are as good in more room or
+    /// less: who came first decided.
+    pub(crate) fn serves(&self, wanted: &Plan) -> bool {
+        match (self, wanted) {
+            (Plan::Slots(ours), Plan::Slots(theirs)) => ours == theirs,
+            (Plan::Records(ours), Plan::Records(theirs)) => {
+                (ours.dataset_len, ours.regions) == (theirs.dataset_len, theirs.regions)
+            }
+            _ => false,
+        }
+    }
+
     /// Where the data begin, and the length of the segment. What lies before is metadata.
     pub fn extent(&self) -> Result<(u64, u64)> {
         match self {

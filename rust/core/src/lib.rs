@@ -7,6 +7,7 @@
 //! | [`store`] | records of any size, one per sample |
 //! | [`cache`] | the dense cache: one slot per sample, loaded and stored by index |
 //! | [`gather`] | many slots at once, into one buffer |
+//! | [`ring`] | batch buffers that cross processes without a copy |
 //! | [`known`] | what this process already knows to be set |
 //! | [`slot`] | the state byte of a slot: claim, publish, take over |
 //! | [`lease`] | proof that a writer lives: a locked byte the kernel frees |
@@ -48,6 +49,8 @@ mod lease;
 mod memory;
 #[cfg(not(loom))]
 mod name;
+#[cfg(not(loom))]
+pub mod ring;
 #[cfg(not(loom))]
 pub mod segment;
 #[cfg(not(loom))]

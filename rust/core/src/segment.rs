@@ -102,7 +102,7 @@ impl Wanted<'_> {
     fn check(self, header: &Header) -> Result<()> {
         space::check_file_size(header.plan.extent()?.1)?;
         let Some(request) = self.like else { return Ok(()) };
-        let why = if header.plan != request.plan {
+        let why = if !header.plan.serves(&request.plan) {
             format!(
                 "geometry: the cache {:?} exists with {}, but {} was asked for; use another name or the same arguments",
                 self.name, header.plan, request.plan

@@ -2,8 +2,9 @@
 #![allow(unsafe_code)] // the boundary itself
 
 pub use crate::handle::{Handle, Pin};
-use crate::handle::{by_name, fingerprint_of, join, open, release, sweep, unpin};
+use crate::handle::{by_name, fingerprint_of, free_memory, join, open, release, sweep, unpin};
 pub use crate::records::Records;
+use crate::batches::{drop_batch, receive_batch, send_batch, take_batch};
 use crate::records::open_records;
 
 #[cxx::bridge(namespace = "stocache::bridge")]
@@ -84,6 +85,15 @@ pub mod ffi {
     struct Part {
         data: *const u8,
         len: usize,
+    }
+
+    /// Where another process finds a batch; see `stocache::ring::Ticket`.
+    struct Ticket {
+        pid: u32,
+        fd: i32,
+        instance: u64,
+        bytes: u64,
+        serial: u64,
     }
 
     /// Who loads a sample.
@@ -171,6 +181,8 @@ pub mod ffi {
         fn release(name: &str) -> bool;
         fn fingerprint_of(text: &str) -> String;
         fn sweep() -> Vec<String>;
+        /// Bytes that the machine and the memory cgroup leave.
+        fn free_memory() -> u64;
         unsafe fn unpin(pin: *mut Pin);
 
         fn hold(self: &Handle);
@@ -201,6 +213,17 @@ pub mod ffi {
         fn clear(self: &Handle) -> Result<()>;
         fn stats(self: &Handle) -> Stats;
         fn frozen_reason(self: &Handle) -> String;
+    }
+
+    extern "Rust" {
+        /// A batch buffer that nobody else holds, or null.
+        fn take_batch(bytes: usize) -> *mut u8;
+        /// Ends a hold on a batch buffer.
+        unsafe fn drop_batch(data: *mut u8);
+        /// A ticket for the batch buffer that holds `data`; no bytes if there is none.
+        unsafe fn send_batch(data: *const u8) -> Ticket;
+        /// The batch of a ticket, held until `drop_batch`.
+        fn receive_batch(ticket: &Ticket) -> Result<*mut u8>;
     }
 
     extern "Rust" {

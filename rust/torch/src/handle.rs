@@ -161,6 +161,11 @@ pub fn place(segment: &Segment, opened: Opened) -> ffi::Place {
     }
 }
 
+/// Bytes that the machine and the memory cgroup leave.
+pub fn free_memory() -> u64 {
+    stocache::space::memory().free
+}
+
 /// Removes leftovers of this user.
 pub fn sweep() -> Vec<String> {
     stocache::sweep()

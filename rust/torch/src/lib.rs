@@ -6,6 +6,7 @@
 
 mod bridge;
 mod guard;
+mod batches;
 mod handle;
 mod records;
 mod tensor;

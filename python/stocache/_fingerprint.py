@@ -1,0 +1,34 @@
+"""What a cache of a dataset depends on: its code, its configuration and its contents."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+
+from stocache._sameness import digest
+
+
+def fingerprint(dataset: Any) -> str:
+    """A text that changes when the dataset would give other samples, as far as can be seen.
+
+    Covered are the attributes of the dataset and of everything in it (transforms, lists of files),
+    and the code of its class and of the functions among them. Not covered are the files that it
+    reads: for those, recomputing a few samples is what helps (``CachedDataset(probe=...)``).
+    """
+    return digest(list(_code(type(dataset))), len(dataset), dataset)
+
+
+def _code(kind: type) -> Any:
+    """The methods of the class and of its parents, up to torch's own."""
+    for parent in kind.__mro__:
+        if parent.__module__.partition(".")[0] in ("torch", "builtins", "typing", "abc"):
+            continue
+        for name, member in sorted(vars(parent).items()):
+            function = getattr(member, "__func__", member)
+            if isinstance(function, types.FunctionType):
+                yield name, function
+            elif isinstance(function, property):
+                yield name, function.fget
+
+

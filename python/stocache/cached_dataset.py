@@ -1,0 +1,405 @@
+"""CachedDataset: any dataset, any sample, one line."""
+
+from __future__ import annotations
+
+import operator
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
+
+from stocache import _C, _job
+from stocache._fingerprint import fingerprint as fingerprint_of
+from stocache.planner import Plan, measure
+from stocache.sizes import parse_size, show_bytes
+
+# How long to wait for another process that is loading the same sample, before loading it too.
+_PATIENCE_SECONDS = 0.5
+_NOWHERE = ("", 0, -1)  # no process is known to have it open
+
+
+@dataclass(frozen=True)
+class CachedDatasetStats:
+    """What a cache did so far, summed over all processes of the node that used it."""
+
+    hits: int
+    """Samples that came from memory."""
+    misses: int
+    """Samples that did not."""
+    fills: int
+    """Samples stored."""
+    bytes: int
+    """Bytes of samples stored."""
+    waits: int
+    """Waits for another process that was loading the same sample."""
+    lost: int
+    """Samples not stored because another process had just done it."""
+    dropped: int
+    """Samples not stored for lack of room."""
+    loads: int
+    """Samples loaded from the source."""
+    load_seconds: float
+    """Seconds spent loading them, over all processes."""
+    too_large: int
+    """Samples not stored because they are larger than the cache can hold."""
+    evicted: int
+    """Samples that made room for others (policy "lru")."""
+    filled: int
+    """Samples in memory now."""
+    used_bytes: int
+    """Bytes they take."""
+    data_bytes: int
+    """Bytes there are for them."""
+    dataset_len: int
+    """Samples in the dataset."""
+    frozen: bool
+    """No more samples are taken until clear(): the memory ran out."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of samples that came from memory; 0 before the first."""
+        return self.hits / max(1, self.hits + self.misses)
+
+    @property
+    def seconds_saved(self) -> float:
+        """What loading the hits from the source would have taken."""
+        return self.hits * self.load_seconds / max(1, self.loads)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.filled} of {self.dataset_len} samples in memory "
+            f"({show_bytes(self.used_bytes)} of {show_bytes(self.data_bytes)}), "
+            f"{self.hits} hits, {self.misses} misses ({self.hit_rate:.1%} hit rate), "
+            f"{self.seconds_saved:.3g} s of loading saved" + (", frozen" if self.frozen else "")
+        )
+
+
+class _Records(_C.Records):
+    """The native store, which joins the same memory in another process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rejoin, (self.arguments(),))
+
+
+def _rejoin(arguments: tuple[Any, ...]) -> _Records:
+    records = _Records()
+    records.open(*arguments)
+    return records
+
+
+class Collated:
+    """A batch that is collated already: ``__getitems__`` gives it to ``stocache.collate``."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+
+class CachedDataset(Dataset[Any]):
+    """Keeps the samples of ``dataset`` in memory that all processes of the node share.
+
+    >>> ds = CachedDataset([(torch.arange(4), 7), (torch.zeros(2), 8)], "16MiB", verbose=False)
+    >>> ds[0]
+    (tensor([0, 1, 2, 3]), 7)
+
+    A sample may be any nesting of tensors, numpy arrays, numbers, strings, bytes, None, tuples,
+    lists, dicts, named tuples, dataclasses and PIL images, of any and varying size. What comes back
+    is equal to what went in, and it is a copy: editing it does not change the cache.
+
+    Args:
+        dataset: Any map-style dataset: ``len(dataset)`` and ``dataset[i]``. The same index must
+            always give the same sample.
+        memory: The most the cache may take: bytes, a text such as "32GiB", or a fraction such as
+            0.5 of the memory that is free.
+        transform: Runs on every sample that is handed out, cached or not. Random augmentation
+            belongs here; what ``dataset`` does is done once.
+        policy: "freeze" fills the memory and then keeps what is there, which is best for epochs
+            that visit every sample once. "lru" makes room by dropping what was not used for longest.
+        name: Share on purpose, with any process of this user on this node that gives the same name.
+        keep: Leave the cache in /dev/shm when the last process exits, for the next run under the
+            same name.
+        fingerprint: What the cached samples depend on. "auto" looks at the dataset's code and
+            attributes; any other text is taken as it is. A cache made with another is refused.
+        probe: How many cached samples are recomputed and compared when a cache is joined or kept.
+        allow_pickle: Store also objects of other types, pickled.
+        shared: False keeps a rank's cache to itself and its workers.
+        backing: "shm", "memfd" or "auto", as for SharedCache.
+        verbose: Print what fits and what hit rate to expect.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        memory: int | float | str = 0.5,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        policy: str = "freeze",
+        name: str | None = None,
+        keep: bool = False,
+        fingerprint: str = "auto",
+        probe: int = 4,
+        allow_pickle: bool = False,
+        shared: bool = True,
+        backing: str = "auto",
+        verbose: bool = True,
+    ) -> None:
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise TypeError(
+                f"dataset is a {type(dataset).__name__}; a map-style dataset with len() and "
+                "dataset[i] is needed"
+            )
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform is {transform!r}; a function of one sample is needed")
+        for what, word in (("policy", policy), ("fingerprint", fingerprint), ("backing", backing)):
+            if not isinstance(word, str):
+                raise TypeError(f"{what} is {word!r}; a str is needed")
+        if name is not None and not (isinstance(name, str) and name and name.isprintable()):
+            raise ValueError(
+                f"name {name!r} is not allowed: "
+                "use 1 to 100 letters, digits, dots, dashes and underscores"
+            )
+        self.dataset = dataset
+        self.transform = transform
+        self._allow_pickle = bool(allow_pickle)
+        self._length = len(dataset)
+        if self._length == 0:
+            raise ValueError("the dataset is empty; there is nothing to cache")
+        limit = parse_size("memory", memory)
+        mark = fingerprint_of(dataset) if fingerprint == "auto" else fingerprint
+        job = _job.job() if shared and name is None else None
+        chosen = name or ("" if job is None else _job.dataset_name(job, policy, mark))
+        self._records = _Records()
+        self._records.open(
+            limit, self._length, policy, chosen, backing, bool(keep),
+            _C.fingerprint_of(mark), *_NOWHERE,
+        )  # fmt: skip
+        opened = self._records.whereabouts()["opened"]
+        if opened != "created":
+            self.verify(operator.index(probe))
+        elif verbose:
+            print(self._measure(), flush=True)
+
+    # Samples
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        index = self._place(index)
+        sample = self._records.get(index, self._allow_pickle)
+        if sample is _C.MISS:
+            sample = self._load(index)
+        return sample if self.transform is None else self.transform(sample)
+
+    def __getitems__(self, indices: Sequence[Any]) -> Any:
+        """The samples of a batch; misses are loaded together. A DataLoader calls this."""
+        places = [self._place(index) for index in indices]
+        if self.transform is None and _collates_here(sys._getframe(1)):
+            batch = self.collated(places)
+            if batch is not _C.MISS:
+                return Collated(batch)
+        samples = [self._records.get(place, self._allow_pickle) for place in places]
+        missing = [k for k, sample in enumerate(samples) if sample is _C.MISS]
+        if missing:
+            for k, sample in zip(missing, self._load_many([places[k] for k in missing]), strict=True):
+                samples[k] = sample
+        return samples if self.transform is None else [self.transform(s) for s in samples]
+
+    def collated(self, indices: Sequence[int], threads: int = 1) -> Any:
+        """The batch as default_collate makes it, gathered natively; misses are loaded first.
+        ``_C.MISS`` if these samples must be collated in Python."""
+        shared = get_worker_info() is not None
+        batch = self._records.collate(indices, threads, shared)
+        if batch is _C.MISS:
+            missing = [i for i in dict.fromkeys(indices) if not self._records.contains(i)]
+            if missing:
+                self._load_many(missing)
+                batch = self._records.collate(indices, threads, shared)
+        return batch
+
+    def _place(self, index: Any) -> int:
+        place = operator.index(index)
+        if not -self._length <= place < self._length:
+            raise IndexError(f"index {place} is out of bounds of a dataset of {self._length} samples")
+        return place + self._length if place < 0 else place
+
+    def _load(self, index: int) -> Any:
+        """A sample that is not cached: loaded once per node, by whoever is first."""
+        loader = self._records.begin(index)
+        if loader == "other":
+            self._records.wait(index, _PATIENCE_SECONDS)
+            sample = self._records.get(index, self._allow_pickle)
+            if sample is not _C.MISS:
+                return sample
+            loader = self._records.begin(index)
+        elif loader == "nobody":  # somebody stored it just now
+            sample = self._records.get(index, self._allow_pickle)
+            if sample is not _C.MISS:
+                return sample
+        began = time.perf_counter()
+        try:
+            sample = self.dataset[index]
+        except BaseException:
+            if loader == "mine":
+                self._records.abandon(index)
+            raise
+        self._records.note_loads(1, time.perf_counter() - began)
+        if loader == "mine":
+            self._records.put(index, sample, self._allow_pickle)
+        return sample
+
+    def _load_many(self, indices: list[int]) -> list[Any]:
+        together = getattr(self.dataset, "__getitems__", None)
+        if together is None or len(indices) == 1:
+            return [self._load(index) for index in indices]
+        mine = [i for i in dict.fromkeys(indices) if self._records.begin(i) == "mine"]
+        loaded: dict[int, Any] = {}
+        began = time.perf_counter()
+        try:
+            if mine:
+                loaded = dict(zip(mine, together(mine), strict=True))
+        finally:
+            for index in mine:
+                if index not in loaded:
+                    self._records.abandon(index)
+        self._records.note_loads(len(mine), time.perf_counter() - began)
+        for index in mine:
+            self._records.put(index, loaded[index], self._allow_pickle)
+        return [loaded[i] if i in loaded else self._load(i) for i in indices]
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what is not found here: the dataset's own attributes stay reachable.
+        if name.startswith("__") or "dataset" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dataset, name)
+
+    # The cache
+
+    def warm(
+        self,
+        num_workers: int = 0,
+        indices: Iterable[int] | None = None,
+        progress: bool = True,
+        multiprocessing_context: Any = None,
+    ) -> CachedDatasetStats:
+        """Fills the cache ahead of training, in parallel."""
+        from tqdm import tqdm
+
+        wanted = range(self._length) if indices is None else [self._place(i) for i in indices]
+        missing = [i for i in wanted if not self._records.contains(i)]
+        loader = DataLoader(
+            Subset(_Loads(self), missing),
+            batch_size=None,
+            num_workers=num_workers,
+            multiprocessing_context=multiprocessing_context,
+        )
+        for _ in tqdm(loader, "warming the cache", unit=" samples", disable=not progress):
+            pass
+        return self.stats()
+
+    def verify(self, samples: int = 16) -> int:
+        """Recomputes some of the cached samples and compares; returns how many were compared.
+
+        Raises a ValueError if the dataset now gives other samples than those in the cache, and
+        warns if it gives another sample every time: random augmentation belongs in ``transform``.
+        """
+        cached = [i for i in _some(self._length, samples * 64) if self._records.contains(i)]
+        compared = 0
+        for index in cached[:samples]:
+            first = self.dataset[index]
+            if not self._records.differs(index, first, self._allow_pickle):
+                compared += 1
+                continue
+            if _C.codec_encode(first, self._allow_pickle) != _C.codec_encode(
+                self.dataset[index], self._allow_pickle
+            ):
+                warnings.warn(
+                    f"the dataset gives another sample {index} every time, and the cache keeps the "
+                    "first: move what is random into CachedDataset(transform=...)",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+                return compared
+            raise ValueError(
+                f"sample {index} in the cache {self.name!r} is not what the dataset gives now: the "
+                "cache is stale; empty it with clear(), or use another name or fingerprint"
+            )
+        return compared
+
+    def stats(self) -> CachedDatasetStats:
+        """Counts of all processes so far."""
+        return CachedDatasetStats(**self._records.stats())
+
+    def is_complete(self) -> bool:
+        """Whether every sample is in memory."""
+        return bool(self._records.stats()["filled"] == self._length)
+
+    def clear(self) -> None:
+        """Empties the cache."""
+        self._records.clear()
+
+    def close(self) -> None:
+        """Detaches this process. The last process to detach removes the cache."""
+        self._records.close()
+
+    @property
+    def name(self) -> str:
+        """The name under which other processes can join."""
+        return str(self._records.whereabouts()["name"])
+
+    @property
+    def path(self) -> str | None:
+        """The file in /dev/shm, or None for a memfd."""
+        return self._records.whereabouts()["path"] or None
+
+    def __repr__(self) -> str:
+        if not self._records.is_open():
+            return f"{type(self).__name__}({self.dataset!r}, closed)"
+        stats = self.stats()
+        return (
+            f"{type(self).__name__}({self.dataset!r}, {stats.filled} of {len(self)} samples in "
+            f"{show_bytes(stats.used_bytes)} of {show_bytes(stats.data_bytes)})"
+        )
+
+    def _measure(self) -> Plan:
+        """Loads a few samples, which are cached right away, to see what fits."""
+        return measure(self, self._records.stats()["data_bytes"], self._load, self._allow_pickle)
+
+
+class _Loads(Dataset[None]):
+    """Loads samples into a cache without handing them out."""
+
+    def __init__(self, cached: CachedDataset) -> None:
+        self.cached = cached
+
+    def __len__(self) -> int:
+        return len(self.cached)
+
+    def __getitem__(self, index: int) -> None:
+        if not self.cached._records.contains(index):
+            self.cached._load(index)
+
+
+def _some(length: int, count: int) -> list[int]:
+    """Up to ``count`` different indices, at random."""
+    return random.SystemRandom().sample(range(length), min(length, count))
+
+
+def _collates_here(frame: Any) -> bool:
+    """Whether the samples go straight from ``frame`` to ``stocache.collate``.
+
+    A DataLoader does not tell a dataset what becomes of a batch, so the caller is looked at: torch's
+    fetcher, or torch's Subset called by it, and nothing in between that could touch a sample.
+    """
+    from stocache.loader import collate
+
+    while frame is not None and isinstance(frame.f_locals.get("self"), Subset):
+        frame = frame.f_back
+    fetcher = frame.f_locals.get("self") if frame is not None else None
+    return getattr(fetcher, "collate_fn", None) is collate
+
+

@@ -1,0 +1,100 @@
+"""Batches without a detour: collate and DataLoader for a CachedDataset."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import reduce_tensor
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Subset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from stocache import _C
+from stocache.cached_dataset import CachedDataset, Collated
+
+# Batches from this size on are gathered by a thread while the one before is being used.
+_WORTH_A_THREAD = 1 << 20
+
+
+def collate(samples: Any) -> Any:
+    """As default_collate, for ``DataLoader(cached, collate_fn=stocache.collate)``.
+
+    Where the samples come straight from a CachedDataset and have equal shapes, the batch was
+    gathered natively, column by column, into memory that is used again.
+    """
+    return samples.batch if isinstance(samples, Collated) else default_collate(samples)
+
+
+class DataLoader(TorchDataLoader[Any]):
+    """torch's DataLoader with ``collate_fn=stocache.collate``, which gathers batches in this process
+    once all samples are in memory: then there is nothing left for workers to do.
+
+    Where a sample is missing, or a transform has to run, the workers do their work as always.
+    """
+
+    def __init__(self, dataset: Any, *args: Any, **options: Any) -> None:
+        options.setdefault("collate_fn", collate)
+        super().__init__(dataset, *args, **options)
+
+    def __iter__(self) -> Any:
+        source = _cached_source(self.dataset)
+        if source is None or self.collate_fn is not collate or self.batch_sampler is None:
+            return super().__iter__()
+        cached, place = source
+        if cached.transform is not None or not cached.is_complete():
+            return super().__iter__()
+        return self._gather(cached, place)
+
+    def _gather(self, cached: CachedDataset, place: Callable[[Sequence[int]], list[int]]) -> Iterator[Any]:
+        threads = max(1, len(os.sched_getaffinity(0)))
+
+        def batch(indices: Sequence[int]) -> Any:
+            places = place(indices)
+            made = cached.collated(places, threads)
+            if made is _C.MISS:  # of different shapes
+                made = default_collate(cached.__getitems__(places))
+            return pin_memory(made) if self.pin_memory else made
+
+        order = iter(self.batch_sampler)
+        first = next(order, None)
+        if first is None:
+            return
+        stats = cached.stats()
+        if len(first) * stats.used_bytes < _WORTH_A_THREAD * max(1, stats.filled):
+            yield batch(first)
+            yield from map(batch, order)
+            return
+        with ThreadPoolExecutor(1, "stocache-gather") as ahead:
+            coming: Future[Any] = ahead.submit(batch, first)
+            for indices in order:
+                made = coming.result()
+                coming = ahead.submit(batch, indices)
+                yield made
+            yield coming.result()
+
+
+def _cached_source(dataset: Any) -> tuple[CachedDataset, Callable[[Sequence[int]], list[int]]] | None:
+    """The CachedDataset under ``dataset`` and its subsets, and how their indices become its own."""
+    if isinstance(dataset, CachedDataset):
+        return dataset, list
+    if type(dataset) is Subset:
+        under = _cached_source(dataset.dataset)
+        if under is not None:
+            cached, place = under
+            chosen = dataset.indices
+            return cached, lambda indices: place([chosen[i] for i in indices])
+    return None
+
+
+def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """How a tensor crosses to another process: a batch of ours by its ticket, others as torch does."""
+    ticket = _C.batch_ticket(tensor) if type(tensor) is torch.Tensor else None
+    return reduce_tensor(tensor) if ticket is None else (_C.batch_tensor, ticket)
+
+
+ForkingPickler.register(torch.Tensor, _reduce)
