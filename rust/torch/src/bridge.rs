@@ -98,7 +98,7 @@ pub mod ffi {
         fn join(name: &str) -> Result<Box<Handle>>;
         fn by_name(name: &str) -> Result<Box<Handle>>;
         fn release(name: &str) -> bool;
-        fn fingerprint_of(text: &str) -> String;
+        fn fingerprint_of(text: &[u8]) -> String;
         fn sweep() -> Vec<String>;
         unsafe fn unpin(pin: *mut Pin);
 
