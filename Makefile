@@ -14,14 +14,23 @@ PYTHON := python benches/python examples tests/python setup.py
 CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest run,cargo test)
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-long test-rust test-python test-wheel lint bench bench-peers bench-core \
-        build wheel clean
+.PHONY: help demo demo-cpp test test-long test-rust test-python test-wheel lint bench bench-peers \
+        bench-core build wheel clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: build ## Train without and with the cache; prints a table, saves a plot
 	$(PY) examples/demo.py
+
+# CMake and ninja come from .venv, which need not be in PATH.
+demo-cpp: build ## Build the C++ examples; train in C++ without and with the cache
+	@echo "building the C++ examples into build/examples; the first time takes about a minute"
+	$(VENV)/bin/cmake -S examples -B build/examples -G Ninja \
+	  -DCMAKE_MAKE_PROGRAM="$(ROOT)/$(VENV)/bin/ninja" \
+	  -DCMAKE_PREFIX_PATH="$$($(PY) -c 'import stocache; print(stocache.cmake_prefix_path)')"
+	$(VENV)/bin/cmake --build build/examples
+	build/examples/cpp_trainer/cpp_trainer
 
 test: lint test-rust test-python ## Run every check that a change must pass
 	@echo; echo "All checks passed."

@@ -218,7 +218,8 @@ void Cache::throw_outside_cache(int64_t index) const {
 
 void Cache::check_value(const at::Tensor& value, at::IntArrayRef sizes, const char* what) const {
   const auto type = dtype();
-  const bool dense = value.defined() && value.layout() == c10::kStrided && !value.is_quantized();
+  const bool dense = value.defined() && value.layout() == c10::kStrided && !value.is_quantized() &&
+                     !value.is_nested();
   TORCH_CHECK_VALUE(dense, what, " is not a dense tensor; convert it first (to_dense, dequantize)");
   TORCH_CHECK_VALUE(
       value.sizes() == sizes && value.scalar_type() == type && value.device().is_cpu(), what,
@@ -228,12 +229,14 @@ void Cache::check_value(const at::Tensor& value, at::IntArrayRef sizes, const ch
 }
 
 at::Tensor Cache::check_indices(const at::Tensor& indices) const {
+  TORCH_CHECK_TYPE(indices.defined() && !indices.is_nested(),
+                   "indices is no ordinary tensor; a one-dimensional tensor of integers is needed");
   TORCH_CHECK_TYPE(c10::isIntegralType(indices.scalar_type(), /*includeBool=*/false),
                    "indices has dtype ", dtype_name(indices.scalar_type()),
                    "; integers are needed (for a mask: mask.nonzero().flatten())");
   TORCH_CHECK_VALUE(indices.dim() == 1, "indices has ", indices.dim(),
                     " dimensions; one is needed");
-  TORCH_CHECK_VALUE(!indices.device().is_cpu() || has_memory(indices),
+  TORCH_CHECK_VALUE(!indices.is_meta() && (!indices.device().is_cpu() || has_memory(indices)),
                     "indices has no memory behind it; use an ordinary tensor");
   if (indices.scalar_type() == at::kLong && indices.device().is_cpu() && indices.is_contiguous()) {
     return indices;  // as nearly always: two trips through the dispatcher saved
@@ -249,6 +252,8 @@ std::vector<int64_t> Cache::batch_sizes(int64_t rows) const {
 
 bridge::Options options_of(const Options& options, int64_t dataset_len, at::IntArrayRef data_dims,
                            at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(dtype != at::ScalarType::Undefined,
+                    "Unsupported dtype: undefined; use a torch dtype such as torch.uint8");
   TORCH_CHECK_VALUE(!c10::isQIntType(dtype), "Unsupported dtype: ", dtype_name(dtype),
                     " is quantized; cache int_repr() and keep the scale yourself");
   bridge::Options result;
@@ -261,7 +266,9 @@ bridge::Options options_of(const Options& options, int64_t dataset_len, at::IntA
   result.backing = ::rust::String::lossy(options.backing());
   result.keep = options.keep();
   result.verify = ::rust::String::lossy(options.verify());
-  result.fingerprint = bridge::fingerprint_of(::rust::String::lossy(options.fingerprint()));
+  const auto& mark = options.fingerprint();
+  result.fingerprint =
+      bridge::fingerprint_of({reinterpret_cast<const uint8_t*>(mark.data()), mark.size()});
   result.if_gone = "empty";
   result.pid = 0;
   result.fd = -1;

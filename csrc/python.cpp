@@ -270,9 +270,17 @@ PyObject* open_cache(PyObject* self, PyObject* args) {
   });
 }
 
+// All of the text, also what follows a NUL.
+bool to_text(PyObject* object, std::string& text) {
+  Py_ssize_t size = 0;
+  const char* bytes = PyUnicode_AsUTF8AndSize(object, &size);
+  if (bytes) text.assign(bytes, static_cast<size_t>(size));
+  return bytes != nullptr;
+}
+
 PyObject* join(PyObject* self, PyObject* argument) {
-  const char* name = PyUnicode_AsUTF8(argument);
-  if (!name) return nullptr;
+  std::string name;
+  if (!to_text(argument, name)) return nullptr;
   return guarded([&]() -> PyObject* {
     std::shared_ptr<Cache> cache;
     {
@@ -347,8 +355,8 @@ PyObject* stats(PyObject* self, PyObject*) {
 
 // The shape and dtype of the samples in the cache of that name, for the fake operators.
 PyObject* sample_of(PyObject*, PyObject* argument) {
-  const char* name = PyUnicode_AsUTF8(argument);
-  if (!name) return nullptr;
+  std::string name;
+  if (!to_text(argument, name)) return nullptr;
   return guarded([&]() -> PyObject* {
     const auto cache = Cache::by_name(name);
     return Py_BuildValue("NO", to_tuple(cache->sizes()), to_object(cache->dtype()));
@@ -360,9 +368,11 @@ PyObject* free_memory(PyObject*, PyObject*) {
 }
 
 PyObject* fingerprint_of(PyObject*, PyObject* argument) {
-  const char* text = PyUnicode_AsUTF8(argument);
-  if (!text) return nullptr;
-  return PyUnicode_FromString(std::string(stocache::bridge::fingerprint_of(text)).c_str());
+  std::string text;
+  if (!to_text(argument, text)) return nullptr;
+  const auto hashed = stocache::bridge::fingerprint_of(
+      {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  return PyUnicode_FromString(std::string(hashed).c_str());
 }
 
 PyObject* slot_in_place(PyObject* self, PyObject* argument) {

@@ -144,7 +144,7 @@ TORCH_LIBRARY_FRAGMENT(stocache, m) {
       .def("fill_fraction", [](const Self& self) { return self->handle().fill_fraction(); })
       .def("__len__", [](const Self& self) { return self->handle().size(); })
       .def("dataset_len", [](const Self& self) { return self->handle().dataset_len(); })
-      .def("data_dims", [](const Self& self) { return self->handle().data_dims().vec(); })
+      .def("data_dims", [](const Self& self) { return self->handle().data_dims(); })
       .def("dtype", [](const Self& self) { return static_cast<int64_t>(self->handle().dtype()); })
       .def("name", [](const Self& self) { return self->handle().name(); })
       .def(

@@ -52,7 +52,7 @@ void SharedCache::clear() const { opened().clear(); }
 Stats SharedCache::stats() const { return opened().stats(); }
 int64_t SharedCache::size() const { return opened().geometry().capacity; }
 int64_t SharedCache::dataset_len() const { return opened().geometry().dataset_len; }
-at::IntArrayRef SharedCache::data_dims() const { return opened().sizes(); }
+std::vector<int64_t> SharedCache::data_dims() const { return opened().sizes().vec(); }
 at::ScalarType SharedCache::dtype() const { return opened().dtype(); }
 std::string SharedCache::name() const { return std::string(opened().place().name); }
 std::string SharedCache::path() const { return std::string(opened().place().path); }

@@ -48,22 +48,30 @@ def _get(cache: str, index: int) -> Fakes:
     return torch.empty(dims, dtype=dtype), torch.empty((), dtype=torch.bool)
 
 
+def _device(given: torch.Tensor) -> torch.device:
+    """Results are on the CPU, except for meta tensors, of which there is nothing to compute."""
+    return given.device if given.device.type == "meta" else torch.device("cpu")
+
+
 def _set(
     cache: str, index: int, value: torch.Tensor, allow_overwrite: bool = False
 ) -> torch.Tensor:
-    return torch.empty((), dtype=torch.bool)
+    return torch.empty((), dtype=torch.bool, device=_device(value))
 
 
 def _get_many(cache: str, indices: torch.Tensor) -> Fakes:
     dims, dtype = _sample(cache)
-    rows = indices.shape[0]
-    return torch.empty((rows, *dims), dtype=dtype), torch.empty(rows, dtype=torch.bool)
+    rows, device = indices.shape[0], _device(indices)
+    return (
+        torch.empty((rows, *dims), dtype=dtype, device=device),
+        torch.empty(rows, dtype=torch.bool, device=device),
+    )
 
 
 def _set_many(
     cache: str, indices: torch.Tensor, batch: torch.Tensor, allow_overwrite: bool = False
 ) -> torch.Tensor:
-    return torch.empty(indices.shape[0], dtype=torch.bool)
+    return torch.empty(indices.shape[0], dtype=torch.bool, device=_device(indices))
 
 
 def _stats(cache: str) -> torch.Tensor:

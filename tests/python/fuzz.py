@@ -59,7 +59,10 @@ CACHES = [
     stocache.SharedCache((8 + 12) / 2**30, 8, (4,), verbose=False),
 ]
 CLOSED = cache_of()
+NAMES = {cache: cache.name for cache in [*CACHES, CLOSED]}
+SCRIPTED = {cache: cache.scripted() for cache in [*CACHES, CLOSED]}
 CLOSED.close()
+SCRIPTED[CLOSED].close()
 
 TENSORS = [
     torch.zeros(4, dtype=torch.uint8),
@@ -162,10 +165,54 @@ def resize(cache):
 
 
 ops = torch.ops.stocache
+Scripted = torch.classes.stocache.SharedCache
 
 
-def handle(cache):
-    return rng.choice([cache.handle] * 4 + [weird()])
+def name(cache):
+    return rng.choice([NAMES[cache]] * 4 + [weird()])
+
+
+def open_by_name():
+    good = {"cache": f"fuzz-{os.getpid()}", "size_limit_gib": 0.0001, "dataset_len": 8}
+    good |= {"data_dims": [4], "dtype": torch.uint8}
+    optional = ["backing", "keep", "verify", "fingerprint"]
+    # the sizes are tried in construct(), which ends at the same place
+    changed = rng.sample(["cache", "data_dims", "dtype", *optional], rng.choice([0, 1, 1, 2]))
+    arguments = {**good, **{key: weird() for key in changed}}
+    ops.open(**arguments)
+    opened = arguments["cache"] if isinstance(arguments["cache"], str) else good["cache"]
+    path = stocache.SharedCache.join(opened).path
+    try:
+        ops.set(opened, 0, rng.choice(TENSORS))
+    finally:
+        ops.close(opened)
+        if path is not None and os.path.exists(path):
+            os.unlink(path)  # something that counts as keep=True
+
+
+def construct_scripted():
+    arguments = [0.0001, 8, [4], torch.uint8, "", "error", "auto", False, "", "never"]
+    arguments[rng.randrange(2, len(arguments))] = weird()
+    made = Scripted(*arguments[: rng.randrange(3, len(arguments) + 1)])
+    path = stocache.SharedCache.join(made.name()).path
+    made.close()
+    if path is not None and os.path.exists(path):
+        os.unlink(path)
+
+
+def restore(cache):
+    state, kind = SCRIPTED[cache].__getstate__()
+    broken = [list(part) if isinstance(part, list) else part for part in state]
+    at = rng.randrange(4)
+    if at == 3:
+        broken = weird()
+    elif at == 0 or rng.random() < 0.5:
+        broken[at] = weird()
+    else:
+        broken[at][rng.randrange(len(broken[at]))] = weird()
+    made = torch.ScriptObject.__new__(torch.ScriptObject)
+    made.__setstate__((tuple(broken) if isinstance(broken, list) else broken, kind))
+    made.close()
 
 
 CALLS = [
@@ -185,11 +232,23 @@ CALLS = [
     lambda c: c.__exit__(*[weird() for _ in range(rng.randrange(4))]) if c is CLOSED else None,
     lambda c: construct(),
     resize,
-    lambda c: ops.get(handle(c), index()),
-    lambda c: ops.set(handle(c), index(), value(), *([weird()] if rng.random() < 0.3 else [])),
-    lambda c: ops.get_many(handle(c), indices()),
-    lambda c: ops.get_many_out(handle(c), indices(), value()),
-    lambda c: ops.set_many(handle(c), indices(), value()),
+    lambda c: ops.get(name(c), index()),
+    lambda c: ops.set(name(c), index(), value(), *([weird()] if rng.random() < 0.3 else [])),
+    lambda c: ops.get_many(name(c), indices()),
+    lambda c: ops.set_many(name(c), indices(), value()),
+    lambda c: ops.stats(name(c)),
+    lambda c: rng.choice([ops.clear, ops.close])(name(c)),
+    lambda c: open_by_name(),
+    lambda c: SCRIPTED[c].get_slot(index(), **few_keywords("allow_oob_idx", "allow_empty_slot")),
+    lambda c: SCRIPTED[c].set_slot(index(), value(), True, rng.choice([True, False, weird()])),
+    lambda c: SCRIPTED[c].get_many(indices(), value(), rng.choice([1, 2, numbers()])),
+    lambda c: SCRIPTED[c].set_many(indices(), value()),
+    lambda c: SCRIPTED[c].set_many(torch.tensor([0, 1]), rng.choice(TENSORS), True),
+    lambda c: (SCRIPTED[c].stats(), SCRIPTED[c].array(), len(SCRIPTED[c]), SCRIPTED[c].name()),
+    lambda c: pickle.loads(pickle.dumps(SCRIPTED[c])).close(),
+    lambda c: Scripted.join(name(c), rng.choice(["error", "empty", weird()])).close(),
+    lambda c: construct_scripted(),
+    restore,
 ]
 
 raised = 0
@@ -209,4 +268,5 @@ for turn in range(count):
 for cache in CACHES:
     cache.clear()
     cache.close()
+    SCRIPTED[cache].close()
 print(count, raised)

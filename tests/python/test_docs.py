@@ -39,6 +39,46 @@ def test_the_first_example_of_the_readme_runs(capsys):
     assert "cache all 4 samples" in capsys.readouterr().out
 
 
+def files_of(page: str) -> dict[str, tuple[str, str]]:
+    """The files of a page by the name in their first line: source, and the output shown next."""
+    files: dict[str, tuple[str, str]] = {}
+    last = None
+    for language, body in re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        named = re.match(r"# (\w+\.py)\n", body) if language == "python" else None
+        if named:
+            last = named[1]
+            files[last] = (body, "")
+        elif last and not language:
+            files[last] = (files[last][0], body)
+            last = None
+    return files
+
+
+def test_the_files_in_scripts_md_print_what_is_shown(unique_name, run_script, tmp_path):
+    page = (ROOT / "docs" / "scripts.md").read_text().partition("## The operators")[0]
+    files = files_of(page.replace('"scripts-lesson"', f'"{unique_name()}"'))
+    assert list(files) == ["prepare.py", "use.py", "compiled.py", "export.py", "run.py"]
+    compiler = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_VEC_ISA_OK": "0",  # finding out takes long, and is not what is shown
+    }
+    source, shown = files.pop("prepare.py")
+    first = run_script.start(source)
+    assert "".join(first.stdout.readline() for _ in shown.splitlines()) == shown, (
+        first.stderr.read()
+    )
+    for source, shown in files.values():
+        done = run_script(source, env=compiler)
+        assert done.stdout == shown
+        assert "stocache" not in done.stderr and "Error" not in done.stderr, done.stderr
+    first.communicate("\n")
+    assert first.returncode == 0
+    late = run_script(files["use.py"][0], check=False)
+    assert late.returncode == 1
+    assert late.stderr.splitlines()[-1].startswith("RuntimeError: no cache named ")
+
+
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 

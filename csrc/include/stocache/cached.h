@@ -19,7 +19,8 @@ enum class Hits {
 };
 
 // A dataset whose samples are kept in shared memory once they were loaded. Samples that do not fit
-// are loaded from the source, always.
+// are loaded from the source, always. The source must give the same sample for an index every time;
+// what is random belongs behind the cache, in .map().
 //
 // The targets, where there are any, lie in a second cache: of options.name() and "-target".
 template <typename Source>
@@ -39,19 +40,29 @@ class CachedDataset
     size_ = *length;
     // One sample says what all of them look like.
     const ExampleType first = source_.get(0);
+    TORCH_CHECK_VALUE(first.data.defined(), "the data of sample 0 are an undefined tensor");
     Options rest = options;
+    Options targets = options;
     if constexpr (has_target) {
+      TORCH_CHECK_VALUE(first.target.defined(),
+                        "the target of sample 0 is an undefined tensor; a dataset without targets "
+                        "gives torch::data::TensorExample");
+      constexpr size_t kLongest = 93;
+      TORCH_CHECK_VALUE(options.name().size() <= kLongest, "name \"", options.name(),
+                        "\" is too long for a cached dataset; use at most ", kLongest,
+                        " characters");
       // The targets come out of the same budget: a byte of state and their own bytes each.
       const double gib = static_cast<double>(size_ * (first.target.nbytes() + 1)) / (1 << 30);
-      TORCH_CHECK_VALUE(options.size_limit_gib() > gib, "size_limit_gib is ",
-                        options.size_limit_gib(), "; the targets of ", size_,
+      TORCH_CHECK_VALUE(!(options.size_limit_gib() > 0) || options.size_limit_gib() > gib,
+                        "size_limit_gib is ", options.size_limit_gib(), "; the targets of ", size_,
                         " samples alone take ", gib, " GiB");
-      Options targets = options;
+      if (options.size_limit_gib() > 0) rest.size_limit_gib(options.size_limit_gib() - gib);
       if (!options.name().empty()) targets.name(options.name() + "-target");
-      target_.emplace(targets, size_, first.target.sizes(), first.target.scalar_type());
-      rest.size_limit_gib(options.size_limit_gib() - gib);
     }
     data_.emplace(rest, size_, first.data.sizes(), first.data.scalar_type());
+    if constexpr (has_target) {
+      target_.emplace(targets, size_, first.target.sizes(), first.target.scalar_type());
+    }
     keep(0, first);
   }
 

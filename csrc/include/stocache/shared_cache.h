@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 namespace stocache {
 
@@ -92,7 +93,7 @@ class SharedCache {
   double fill_fraction() const;
   int64_t size() const;  // slots
   int64_t dataset_len() const;
-  at::IntArrayRef data_dims() const;
+  std::vector<int64_t> data_dims() const;
   at::ScalarType dtype() const;
   std::string name() const;
   std::string path() const;  // empty for a memfd

@@ -549,8 +549,8 @@ impl Header {
     }
 
     /// A fingerprint of what the user says the data are.
-    pub fn fingerprint_of(words: &str) -> u128 {
-        if words.is_empty() { 0 } else { xxh3_128(words.as_bytes()).max(1) }
+    pub fn fingerprint_of(words: &[u8]) -> u128 {
+        if words.is_empty() { 0 } else { xxh3_128(words).max(1) }
     }
 }
 
@@ -592,7 +592,7 @@ mod tests {
         Header {
             instance: 0x0102_0304,
             keep: true,
-            fingerprint: Header::fingerprint_of("imagenet"),
+            fingerprint: Header::fingerprint_of(b"imagenet"),
             plan: Plan::Slots(Geometry::plan(1 << 20, 1000, &[3, 4, 5], 0, 1, true).unwrap()),
         }
     }

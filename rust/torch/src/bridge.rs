@@ -1,10 +1,10 @@
 //! The whole boundary between Rust and C++. It forwards; it does not decide.
 #![allow(unsafe_code)] // the boundary itself
 
+use crate::batches::{drop_batch, receive_batch, send_batch, take_batch};
 pub use crate::handle::{Handle, Pin};
 use crate::handle::{by_name, fingerprint_of, free_memory, join, open, release, sweep, unpin};
 pub use crate::records::Records;
-use crate::batches::{drop_batch, receive_batch, send_batch, take_batch};
 use crate::records::open_records;
 
 #[cxx::bridge(namespace = "stocache::bridge")]
@@ -179,7 +179,7 @@ pub mod ffi {
         fn join(name: &str) -> Result<Box<Handle>>;
         fn by_name(name: &str) -> Result<Box<Handle>>;
         fn release(name: &str) -> bool;
-        fn fingerprint_of(text: &str) -> String;
+        fn fingerprint_of(text: &[u8]) -> String;
         fn sweep() -> Vec<String>;
         /// Bytes that the machine and the memory cgroup leave.
         fn free_memory() -> u64;

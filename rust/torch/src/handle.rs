@@ -114,7 +114,8 @@ pub fn unknown(what: &str, given: &str, allowed: &str) -> Crossing {
 /// A whole number of at least 1.
 pub fn whole(what: &str, given: i64) -> Result<u64> {
     match u64::try_from(given) {
-        Ok(number) if number >= 1 => Ok(number),
+        Ok(number @ 1..) if number < 1 << 62 => Ok(number),
+        Ok(1..) => Err(argument(format!("{what} is {given}; it must be below 2**62"))),
         _ => Err(argument(format!("{what} is {given}; it must be at least 1"))),
     }
 }
@@ -138,7 +139,7 @@ pub fn release(name: &str) -> bool {
 }
 
 /// What a user says of the data, as caches remember it.
-pub fn fingerprint_of(text: &str) -> String {
+pub fn fingerprint_of(text: &[u8]) -> String {
     format!("{:032x}", Header::fingerprint_of(text))
 }
 

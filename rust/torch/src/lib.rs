@@ -4,9 +4,9 @@
 //! it, [`guard`] what keeps a panic from crossing.
 #![deny(unsafe_code)]
 
+mod batches;
 mod bridge;
 mod guard;
-mod batches;
 mod handle;
 mod records;
 mod tensor;

@@ -1,0 +1,72 @@
+"""Builds C++ programs against the installed package, as a user's project does."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import stocache
+
+ROOT = Path(__file__).resolve().parents[2]
+# The project's own environment, which has every tool. Elsewhere some may be missing.
+COMPLETE = ROOT in Path(sys.prefix).resolve().parents
+
+
+def tool(name: str, remedy: str) -> str:
+    """Where a program is. One installed by pip stands next to the interpreter."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = shutil.which(name, path=path)
+    if found:
+        return found
+    message = f"{name} is missing ({remedy}): what a C++ program sees of stocache is not covered"
+    if COMPLETE:
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+def compiler() -> str:
+    return tool("c++", "apt-get install g++")
+
+
+def run(*command, **options) -> subprocess.CompletedProcess:
+    """A finished command with all it said, stdout and stderr together."""
+    return subprocess.run(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        **options,
+    )
+
+
+def must(*command, **options) -> str:
+    done = run(*command, **options)
+    if done.returncode != 0:
+        pytest.fail(f"{shlex.join(map(str, command))} ended with {done.returncode}\n{done.stdout}")
+    return done.stdout
+
+
+def configure(source: Path, build: Path, *definitions: str) -> list[str]:
+    cmake = tool("cmake", "pip install cmake")
+    ninja = tool("ninja", "pip install ninja")
+    return [
+        cmake, "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
+        f"-DCMAKE_CXX_COMPILER={compiler()}",
+        # A kept build folder may remember another place.
+        "-Ustocache_DIR",
+        f"-DCMAKE_PREFIX_PATH={stocache.cmake_prefix_path}",
+        *definitions,
+    ]  # fmt: skip
+
+
+def build_with_cmake(source: Path, build: Path) -> Path:
+    """Configures and builds; a folder that is kept makes the next time quick."""
+    must(*configure(source, build))
+    must(tool("cmake", "pip install cmake"), "--build", build)
+    return build
