@@ -15,8 +15,8 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <mutex>
 #include <optional>
+#include <thread>
 #include <unordered_map>
 
 namespace stocache::codec {
@@ -328,9 +328,21 @@ Ref loaded(PyObject* module_name) {
   return module.get() == Py_None ? Ref() : std::move(module);
 }
 
-Ref text_object(std::string_view text) {
-  return checked(
+// A str of these bytes, or nothing if they are not UTF-8.
+Ref decode_utf8(std::string_view text) {
+  Ref made(
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass"));
+  if (!made) {
+    if (!PyErr_ExceptionMatches(PyExc_UnicodeError)) throw python_error();
+    PyErr_Clear();
+  }
+  return made;
+}
+
+Ref text_object(std::string_view text) {
+  Ref made = decode_utf8(text);
+  if (!made) Reader::malformed("a name is not UTF-8");
+  return made;
 }
 
 std::string_view utf8(PyObject* text) {
@@ -344,8 +356,8 @@ std::string_view bytes_of(PyObject* bytes) {
   return {PyBytes_AS_STRING(bytes), static_cast<size_t>(PyBytes_GET_SIZE(bytes))};
 }
 
-// For messages: always plain ASCII, never an error.
-std::string ascii(PyObject* text) {
+// For messages: always one line of plain ASCII that is not too long, never an error.
+std::string ascii(PyObject* text, size_t most = 200) {
   Ref bytes(text && PyUnicode_Check(text)
                 ? PyUnicode_AsEncodedString(text, "ascii", "backslashreplace")
                 : nullptr);
@@ -353,7 +365,12 @@ std::string ascii(PyObject* text) {
     PyErr_Clear();
     return "?";
   }
-  return std::string(bytes_of(bytes.get()));
+  std::string line(bytes_of(bytes.get()).substr(0, most));
+  if (PyBytes_GET_SIZE(bytes.get()) > static_cast<Py_ssize_t>(most)) line += "...";
+  for (char& c : line) {
+    if (c < ' ' || c > '~') c = ' ';
+  }
+  return line;
 }
 
 std::string type_name(PyTypeObject* type) {
@@ -369,7 +386,7 @@ std::string type_name(PyTypeObject* type) {
 }
 
 // "a set", "an object"
-std::string a(const std::string& name) {
+std::string with_article(const std::string& name) {
   const bool vowel = !name.empty() && std::strchr("aeiouAEIOU", name[0]);
   return (vowel ? "an " : "a ") + name;
 }
@@ -399,9 +416,7 @@ std::string text_of(const Where& where) {
       text += "." + ascii(step.attribute);
     } else if (step.key) {
       // A key here is built in, so its repr runs no code of the sample.
-      std::string key = ascii(Ref(PyObject_ASCII(step.key)).get());
-      if (key.size() > 60) key = key.substr(0, 57) + "...";
-      text += "[" + key + "]";
+      text += "[" + ascii(Ref(PyObject_ASCII(step.key)).get(), 60) + "]";
     } else {
       text += "[" + std::to_string(step.index) + "]";
     }
@@ -560,6 +575,12 @@ struct Known {
   PyTypeObject* pytype() const { return reinterpret_cast<PyTypeObject*>(type.get()); }
 };
 
+std::string dotted(PyObject* module_name, const std::vector<Ref>& path) {
+  std::string name = ascii(module_name);
+  for (const auto& step : path) name += "." + ascii(step.get());
+  return name;
+}
+
 // The object of this name in this module, which is imported if need be. ValueError if there is
 // none.
 Ref find(PyObject* module_name, const std::vector<Ref>& path) {
@@ -579,12 +600,10 @@ Ref find(PyObject* module_name, const std::vector<Ref>& path) {
   Ref own_type(type), own_value(value), own_traceback(traceback);
   Ref said(PyObject_Str(value));
   PyErr_Clear();
-  std::string name = ascii(module_name);
-  for (const auto& step : path) name += "." + ascii(step.get());
   const std::string why =
       type_name(reinterpret_cast<PyTypeObject*>(type)) + (said ? ": " + ascii(said.get()) : "");
-  TORCH_CHECK_VALUE(false, "the class ", name, ", of which a sample was stored, is not found (",
-                    why.substr(0, why.find('\n')), ")");
+  TORCH_CHECK_VALUE(false, "the class ", dotted(module_name, path),
+                    ", of which a sample was stored, is not found (", why, ")");
 }
 
 Ref interned(std::string_view text) {
@@ -1152,7 +1171,7 @@ void Encoder::key(PyObject* key, const Where& where, int depth) {
       this->key(PyTuple_GET_ITEM(key, i), where, depth + 1);
     }
   } else {
-    refuse_type(where, " has a key that is ", a(type_name(type)),
+    refuse_type(where, " has a key that is ", with_article(type_name(type)),
                 "; keys may be str, int, float, bool, None, bytes or tuples of these");
   }
 }
@@ -1270,6 +1289,7 @@ void Encoder::image(PyObject* object, const Where& where, int depth) {
   if (!mode) return other(object, where, "of mode " + mode_name);
   Ref size = checked(PyObject_GetAttr(object, NAME("size")));
   long long width = 0, height = 0;
+  if (!PyTuple_Check(size.get())) return other(object, where, "without a size");
   if (!PyArg_ParseTuple(size.get(), "LL", &width, &height)) throw python_error();
   Ref pixels = checked(PyObject_CallMethodNoArgs(object, NAME("tobytes")));
   Ref palette;
@@ -1319,7 +1339,7 @@ void Encoder::image(PyObject* object, const Where& where, int depth) {
 void Encoder::put_class(const Known& known, const Where& where) {
   for (const auto& step : known.path) {
     if (PyUnicode_CompareWithASCIIString(step.get(), "<locals>") == 0) {
-      refuse_type(where, " is ", a(type_name(known.pytype())),
+      refuse_type(where, " is ", with_article(type_name(known.pytype())),
                   ", a class inside a function; move it to the top of its module, where other ",
                   "processes find it");
     }
@@ -1330,7 +1350,7 @@ void Encoder::put_class(const Known& known, const Where& where) {
   } catch (const c10::ValueError&) {
   }
   if (found.get() != known.type.get()) {
-    refuse_type(where, " is ", a(type_name(known.pytype())), ", but that name leads to ",
+    refuse_type(where, " is ", with_article(type_name(known.pytype())), ", but that name leads to ",
                 found ? "another object" : "nothing", "; other processes would not find its class");
   }
   put(known.kind);
@@ -1386,6 +1406,8 @@ void Encoder::data_class(PyObject* object, const Known& known, const Where& wher
     if (!PyUnicode_CheckExact(name)) return refuse_type(where, " has an attribute without a name");
     auto same = [&](const Ref& other) { return PyUnicode_Compare(other.get(), name) == 0; };
     if (std::any_of(known.names.begin(), known.names.end(), same)) continue;
+    // What typing notes on an instance of a generic class.
+    if (PyUnicode_CompareWithASCIIString(name, "__orig_class__") == 0) continue;
     more.emplace_back(Ref::to(name), Ref::to(value));
   }
   put_count(schema_, more.size());
@@ -1405,9 +1427,12 @@ void Encoder::data_class(PyObject* object, const Known& known, const Where& wher
 
 void Encoder::enum_member(PyObject* object, const Known& known, const Where& where) {
   Ref name = checked(PyObject_GetAttr(object, NAME("name")));
-  Ref member(PyUnicode_CheckExact(name.get()) ? PyObject_GetItem(known.type.get(), name.get())
-                                              : nullptr);
-  PyErr_Clear();
+  Ref member;
+  if (PyUnicode_CheckExact(name.get())) {
+    member = Ref(PyObject_GetItem(known.type.get(), name.get()));
+    if (!member && !PyErr_ExceptionMatches(PyExc_KeyError)) throw python_error();
+    PyErr_Clear();
+  }
   if (member.get() != object) return other(object, where, "that has no name of its own");
   put_class(known, where);
   add_bytes(checked(PyUnicode_AsEncodedString(name.get(), "utf-8", "surrogatepass")), where);
@@ -1423,7 +1448,7 @@ void Encoder::other(PyObject* object, const Where& where, const std::string& why
     return add_bytes(std::move(bytes), where);
   }
   PyTypeObject* type = Py_TYPE(object);
-  const std::string what = " is " + a(type_name(type)) + (why.empty() ? "" : " " + why);
+  const std::string what = " is " + with_article(type_name(type)) + (why.empty() ? "" : " " + why);
   constexpr const char* remedy = "; or pass allow_pickle=True to store it with pickle";
   if (!why.empty()) refuse_type(where, what, remedy);
   const Numpy* np = numpy_if_loaded();
@@ -1590,8 +1615,14 @@ class Parser {
   }
   void add_leaf(uint32_t dims, uint32_t itemsize, bool fixed, uint8_t bits = 0) {
     impl_.leaves.push_back({impl_.words, dims, itemsize, bits, fixed});
+    if (impl_.words + uint64_t{dims} > kRecordLimit / 4) Reader::malformed("too many words");
     impl_.words += dims;
     impl_.all_fixed &= fixed;
+  }
+  // A few bytes can ask for many: no record has more than fit into it.
+  void add_numbers(uint64_t count) {
+    if (impl_.numbers + count > kRecordLimit / 8) Reader::malformed("too many numbers");
+    impl_.numbers += static_cast<uint32_t>(count);
   }
   uint32_t dims(size_t limit) {
     const uint32_t count = in_.count();
@@ -1669,13 +1700,13 @@ void Parser::node(int depth, uint32_t key, bool may_miss) {
     case Kind::Bool:
     case Kind::Int:
     case Kind::Float:
-      impl_.numbers += 1;
+      add_numbers(1);
       break;
     case Kind::None:
       impl_.collatable = false;
       break;
     case Kind::Complex:
-      impl_.numbers += 2;
+      add_numbers(2);
       impl_.collatable = false;
       break;
     case Kind::Str:
@@ -1722,7 +1753,7 @@ void Parser::node(int depth, uint32_t key, bool may_miss) {
       // torch.as_tensor refuses a list of numpy.uint64.
       impl_.collatable &=
           type.torch != at::ScalarType::Undefined && type.torch != at::ScalarType::UInt64;
-      impl_.numbers += (type.itemsize + 7) / 8;
+      add_numbers((type.itemsize + 7) / 8);
       break;
     }
     case Kind::Image: {
@@ -1748,10 +1779,8 @@ void Parser::node(int depth, uint32_t key, bool may_miss) {
       children(made.count, depth);
       break;
     case Kind::Size:
-      // No bytes follow for its numbers, which the length of the schema must bound all the same.
       made.count = in_.count();
-      if (made.count > kSchemaLimit) Reader::malformed("a torch.Size is too long");
-      impl_.numbers += made.count;
+      add_numbers(made.count);
       break;
     case Kind::Dict:
     case Kind::OrderedDict:
@@ -1885,9 +1914,9 @@ std::shared_ptr<const Known> Schema::Impl::resolve(uint32_t entry) const {
                                                         : "an Enum";
   known = PyType_Check(found.get()) ? study(reinterpret_cast<PyTypeObject*>(found.get())) : nullptr;
   TORCH_CHECK_VALUE(known && known->kind == expected.kind, "a sample was stored with ", kind, " ",
-                    expected.module, ".", expected.qualified, ", which is now something else");
+                    dotted(place.module.get(), place.path), ", which is now something else");
   TORCH_CHECK_VALUE(known->fields_bytes == expected.fields, "a sample was stored with ", kind, " ",
-                    expected.module, ".", expected.qualified, ", which now has other fields");
+                    dotted(place.module.get(), place.path), ", which now has other fields");
   made->known[entry] = known;
   return known;
 }
@@ -1933,17 +1962,34 @@ void drop_owner(void* owner) {
 [[noreturn]] void damaged(const char* why) { TORCH_CHECK_VALUE(false, "damaged record: ", why); }
 
 Ref make_text(const uint8_t* data, uint64_t size) {
-  Ref made(PyUnicode_DecodeUTF8(reinterpret_cast<const char*>(data), static_cast<Py_ssize_t>(size),
-                                "surrogatepass"));
-  if (made) return made;
-  if (!PyErr_ExceptionMatches(PyExc_UnicodeError)) throw python_error();
-  PyErr_Clear();
-  damaged("a string is not UTF-8");
+  Ref made = decode_utf8({reinterpret_cast<const char*>(data), static_cast<size_t>(size)});
+  if (!made) damaged("a string is not UTF-8");
+  return made;
 }
 
 Ref make_bytes(const uint8_t* data, uint64_t size) {
   return checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(data),
                                            static_cast<Py_ssize_t>(size)));
+}
+
+// A dict of this node, whose values `make` makes one after the other; `next` is the node of the
+// value that it makes next.
+template <typename Make>
+Ref make_dict(const Schema::Impl& impl, const Schema::Impl::Node& node, const size_t& next,
+              Make&& make) {
+  const auto& keys = impl.objects().keys;
+  const bool ordered = node.kind == Kind::OrderedDict;
+  Ref dict = checked(ordered ? PyODict_New() : PyDict_New());
+  for (uint32_t i = 0; i < node.count; ++i) {
+    PyObject* key = keys[impl.nodes[next].key].get();
+    Ref value = make();
+    check(ordered ? PyODict_SetItem(dict.get(), key, value.get())
+                  : PyDict_SetItem(dict.get(), key, value.get()));
+  }
+  if (PyDict_GET_SIZE(dict.get()) != Py_ssize_t{node.count}) {
+    Reader::malformed("a dict has a key twice");
+  }
+  return dict;
 }
 
 class Decoder {
@@ -1952,11 +1998,11 @@ class Decoder {
   Decoder(const Schema::Impl& impl, const at::Tensor& record)
       : impl_(impl),
         owner_(record.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()),
-        base_(static_cast<uint8_t*>(record.mutable_data_ptr())),
-        words_(impl.words),
-        extents_(impl.leaves.size()) {
+        base_(static_cast<uint8_t*>(record.mutable_data_ptr())) {
     const auto length = static_cast<uint64_t>(record.numel());
     if (length < impl.head()) damaged("it is too short");
+    words_.resize(impl.words);
+    extents_.resize(impl.leaves.size());
     if (!words_.empty()) std::memcpy(words_.data(), base_, 4 * words_.size());
     if (!impl.layout(words_.data(), length, extents_.data())) {
       damaged("its length is not that of its parts");
@@ -1987,7 +2033,6 @@ class Decoder {
   Ref tensor(const Node& node) const;
   Ref array(const Node& node) const;
   Ref number_list(const Node& node) const;
-  Ref dict(const Node& node);
   Ref named_tuple(const Node& node);
   Ref data_class(const Node& node);
   Ref enum_member(const Node& node) const;
@@ -2068,22 +2113,6 @@ Ref Decoder::number_list(const Node& node) const {
     PyList_SET_ITEM(list.get(), i, checked(item).release());
   }
   return list;
-}
-
-Ref Decoder::dict(const Node& node) {
-  const auto& keys = impl_.objects().keys;
-  const bool ordered = node.kind == Kind::OrderedDict;
-  Ref dict = checked(ordered ? PyODict_New() : PyDict_New());
-  for (uint32_t i = 0; i < node.count; ++i) {
-    PyObject* key = keys[impl_.nodes[next_].key].get();
-    Ref value = this->node();
-    check(ordered ? PyODict_SetItem(dict.get(), key, value.get())
-                  : PyDict_SetItem(dict.get(), key, value.get()));
-  }
-  if (PyDict_GET_SIZE(dict.get()) != Py_ssize_t{node.count}) {
-    Reader::malformed("a dict has a key twice");
-  }
-  return dict;
 }
 
 Ref Decoder::named_tuple(const Node& node) {
@@ -2180,7 +2209,7 @@ Ref Decoder::node() {
     }
     case Kind::Dict:
     case Kind::OrderedDict:
-      return dict(node);
+      return make_dict(impl_, node, next_, [&] { return this->node(); });
     case Kind::Str:
       return make_text(payload(node), size(node));
     case Kind::Float:
@@ -2366,17 +2395,16 @@ struct Collation::Impl {
 bool Collation::Impl::lay_out() {
   const auto& schema = parsed();
   const size_t leaves = schema.leaves.size();
-  std::vector<uint32_t> other(schema.words);
-  words.resize(schema.words);
   auto read = [&](size_t row, std::vector<uint32_t>& to) {
     if (records[row].second < schema.head()) return false;
+    to.resize(schema.words);
     if (!to.empty()) std::memcpy(to.data(), records[row].first, 4 * to.size());
     return true;
   };
+  if (!read(0, words)) return false;
   extents.resize(leaves);
-  if (!read(0, words) || !schema.layout(words.data(), records[0].second, extents.data())) {
-    return false;
-  }
+  if (!schema.layout(words.data(), records[0].second, extents.data())) return false;
+  std::vector<uint32_t> other;
   for (size_t row = 1; row < records.size(); ++row) {
     if (!read(row, other)) return false;
     const bool same = other == words && records[row].second == records[0].second;
@@ -2569,18 +2597,8 @@ Ref Collation::Impl::node(bool in_sequence) {
     case Kind::Floats:
       return list(extents[node.leaf].size / 8, column);
     case Kind::Dict:
-    case Kind::OrderedDict: {
-      const auto& keys = schema.objects().keys;
-      const bool ordered = node.kind == Kind::OrderedDict;
-      Ref dict = checked(ordered ? PyODict_New() : PyDict_New());
-      for (uint32_t i = 0; i < node.count; ++i) {
-        PyObject* key = keys[schema.nodes[next_node].key].get();
-        Ref value = this->node(false);
-        check(ordered ? PyODict_SetItem(dict.get(), key, value.get())
-                      : PyDict_SetItem(dict.get(), key, value.get()));
-      }
-      return dict;
-    }
+    case Kind::OrderedDict:
+      return make_dict(schema, node, next_node, [&] { return this->node(false); });
     case Kind::NamedTuple: {
       const auto known = schema.resolve(node.entry);
       Ref items = checked(PyTuple_New(node.count));
@@ -2625,7 +2643,10 @@ void Collation::copy(size_t first_row, size_t last_row) const noexcept {
   }
 }
 
-PyObject* Collation::finish() { return impl_->node(false).release(); }
+PyObject* Collation::finish() {
+  TORCH_CHECK(impl_->next_node == 0, "a batch is finished once");
+  return impl_->node(false).release();
+}
 
 // For Python
 
@@ -2704,12 +2725,14 @@ PyObject* codec_decode(PyObject*, PyObject* args, PyObject* kwargs) {
 
 PyObject* codec_collate(PyObject*, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
-  static const char* names[] = {"schema", "records", nullptr};
+  static const char* names[] = {"schema", "records", "threads", nullptr};
   PyObject *schema = nullptr, *records = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:codec_collate", const_cast<char**>(names),
-                                   &schema, &records)) {
+  unsigned int threads = 1;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|I:codec_collate", const_cast<char**>(names),
+                                   &schema, &records, &threads)) {
     return nullptr;
   }
+  TORCH_CHECK_VALUE(threads >= 1 && threads <= 64, "threads is ", threads, "; 1 to 64 are allowed");
   const auto parsed = schema_of(schema);
   Ref items = checked(PySequence_Tuple(records));
   std::vector<std::unique_ptr<Bytes>> held;
@@ -2718,9 +2741,24 @@ PyObject* codec_collate(PyObject*, PyObject* args, PyObject* kwargs) {
     held.push_back(std::make_unique<Bytes>(PyTuple_GET_ITEM(items.get(), i)));
     rows.emplace_back(held.back()->data(), held.back()->size());
   }
-  PyObject* batch = parsed->collate(
-      rows, [](at::IntArrayRef sizes, at::ScalarType type) { return at::empty(sizes, type); });
-  return batch ? batch : Py_NewRef(Py_NotImplemented);
+  auto allocate = [](at::IntArrayRef sizes, at::ScalarType type) { return at::empty(sizes, type); };
+  if (threads == 1) {
+    PyObject* batch = parsed->collate(rows, allocate);
+    return batch ? batch : Py_NewRef(Py_NotImplemented);
+  }
+  std::unique_ptr<Collation> collation;
+  {
+    WithoutGil free;
+    collation = Collation::plan(parsed, rows, allocate);
+    std::vector<std::thread> workers;
+    for (size_t i = 0; collation && i < threads; ++i) {
+      workers.emplace_back([&collation, count = rows.size(), threads, i] {
+        collation->copy(i * count / threads, (i + 1) * count / threads);
+      });
+    }
+    for (auto& worker : workers) worker.join();
+  }
+  return collation ? collation->finish() : Py_NewRef(Py_NotImplemented);
   END_HANDLE_TH_ERRORS
 }
 
@@ -2737,7 +2775,7 @@ PyMethodDef codec_methods[] = {
     {"codec_decode", as_method(codec_decode), METH_VARARGS | METH_KEYWORDS,
      "codec_decode(schema, record, allow_pickle=False)\n--\n\nThe sample in a record."},
     {"codec_collate", as_method(codec_collate), METH_VARARGS | METH_KEYWORDS,
-     "codec_collate(schema, records)\n--\n\n"
+     "codec_collate(schema, records, threads=1)\n--\n\n"
      "The batch that default_collate makes of these samples, or NotImplemented."},
     {nullptr, nullptr, 0, nullptr},
 };

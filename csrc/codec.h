@@ -5,7 +5,7 @@
 // - The schema says what the sample is made of: containers with their keys, classes and the types
 //   of the leaves, in preorder. It holds no values, shapes or lengths, so the samples of a dataset
 //   have one or few. Only the number of dimensions of a tensor and the number of children of a
-//   container belong to it.
+//   container belong to it; a list of int alone or of float alone is a leaf, of any length.
 // - The record holds the rest:
 //
 //     words     u32 each: sizes of tensors, arrays and images, lengths of strings
@@ -25,7 +25,7 @@
 //   transparency is kept, because it decides how the pixels look. Of a file with several frames the
 //   current one is kept.
 // - Instances of dataclasses are made without __init__, __new__ and __setstate__. All attributes
-//   are kept, also those that are no fields.
+//   are kept, also those that are no fields; only __orig_class__, a note of typing, is not.
 // - An object that occurs twice comes back as two objects.
 //
 // Everything here runs with the GIL held unless it says otherwise.
@@ -83,8 +83,10 @@ class Schema : public std::enable_shared_from_this<Schema> {
   // they keep alive. Each tensor gets a storage of its own that spans just its bytes: torch may
   // replace the memory of a storage when it shares a tensor, under everything else that uses it.
   //
-  // c10::ValueError for a damaged record, and for a schema with pickles unless they are allowed;
-  // nothing is unpickled then. A new reference, never nullptr.
+  // c10::ValueError for a damaged record, for a class that is gone or has other fields now, and for
+  // a schema with pickles unless they are allowed; nothing is unpickled then. Modules of classes
+  // are imported if need be: a schema must come from somebody who may say what is imported. A new
+  // reference, never nullptr.
   PyObject* decode(const at::Tensor& record, bool allow_pickle) const;
 
   // Makes the tensor of one column. Called without the GIL if the caller does not hold it.
@@ -107,7 +109,9 @@ class Schema : public std::enable_shared_from_this<Schema> {
   std::unique_ptr<const Impl> impl_;
 };
 
-// A batch in the making: many records of one schema, gathered column by column.
+// A batch in the making: many records of one schema, gathered column by column into what
+// default_collate makes of them. Entries that a program adds to default_collate_fn_map are not
+// asked: whoever finds some falls back.
 //
 //   auto collation = Collation::plan(schema, records, allocate);  // any thread, no GIL needed
 //   if (!collation) ...                                           // fall back: decode and collate
@@ -146,7 +150,7 @@ class Collation {
 //   codec_encode(sample, allow_pickle=False) -> (schema, record), both bytes
 //   codec_decode(schema, record, allow_pickle=False) -> sample; over a record that is a tensor,
 //       over a copy of one that is bytes
-//   codec_collate(schema, records) -> batch, or NotImplemented
+//   codec_collate(schema, records, threads=1) -> batch, or NotImplemented
 extern PyMethodDef codec_methods[];
 
 }  // namespace stocache::codec

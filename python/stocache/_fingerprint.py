@@ -5,7 +5,6 @@ from __future__ import annotations
 import types
 from typing import Any
 
-
 from stocache._sameness import digest
 
 
@@ -26,9 +25,24 @@ def _code(kind: type) -> Any:
             continue
         for name, member in sorted(vars(parent).items()):
             function = getattr(member, "__func__", member)
+            if isinstance(function, property):
+                function = function.fget
             if isinstance(function, types.FunctionType):
-                yield name, function
-            elif isinstance(function, property):
-                yield name, function.fget
+                cells = [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
+                yield name, _shape(function.__code__), function.__defaults__
+                yield function.__kwdefaults__, cells
 
 
+def _shape(code: types.CodeType) -> tuple[Any, ...]:
+    """What the code does, without where it stands: a line moved down changes nothing."""
+    constants = [_shape(c) if isinstance(c, types.CodeType) else c for c in code.co_consts]
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    return (code.co_code, constants, names, code.co_flags, code.co_argcount)
+
+
+def _is_set(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, get_worker_info
+from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
 from stocache import _C, _job
 from stocache._fingerprint import fingerprint as fingerprint_of
@@ -147,7 +148,8 @@ class CachedDataset(Dataset[Any]):
         backing: str = "auto",
         verbose: bool = True,
     ) -> None:
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if not map_style or isinstance(dataset, IterableDataset):
             raise TypeError(
                 f"dataset is a {type(dataset).__name__}; a map-style dataset with len() and "
                 "dataset[i] is needed"
@@ -162,6 +164,10 @@ class CachedDataset(Dataset[Any]):
                 f"name {name!r} is not allowed: "
                 "use 1 to 100 letters, digits, dots, dashes and underscores"
             )
+        if isinstance(probe, bool) or not isinstance(probe, int):
+            raise TypeError(f"probe is {probe!r}; a number of samples is needed")
+        if probe < 0:
+            raise ValueError(f"probe is {probe}; use 0 or more samples")
         self.dataset = dataset
         self.transform = transform
         self._allow_pickle = bool(allow_pickle)
@@ -179,7 +185,7 @@ class CachedDataset(Dataset[Any]):
         )  # fmt: skip
         opened = self._records.whereabouts()["opened"]
         if opened != "created":
-            self.verify(operator.index(probe))
+            self._verify(probe)
         elif verbose:
             print(self._measure(), flush=True)
 
@@ -199,7 +205,7 @@ class CachedDataset(Dataset[Any]):
         """The samples of a batch; misses are loaded together. A DataLoader calls this."""
         places = [self._place(index) for index in indices]
         if self.transform is None and _collates_here(sys._getframe(1)):
-            batch = self.collated(places)
+            batch = self.collated(places)  # a batch with a miss is made below, each load used once
             if batch is not _C.MISS:
                 return Collated(batch)
         samples = [self._records.get(place, self._allow_pickle) for place in places]
@@ -210,16 +216,9 @@ class CachedDataset(Dataset[Any]):
         return samples if self.transform is None else [self.transform(s) for s in samples]
 
     def collated(self, indices: Sequence[int], threads: int = 1) -> Any:
-        """The batch as default_collate makes it, gathered natively; misses are loaded first.
-        ``_C.MISS`` if these samples must be collated in Python."""
-        shared = get_worker_info() is not None
-        batch = self._records.collate(indices, threads, shared)
-        if batch is _C.MISS:
-            missing = [i for i in dict.fromkeys(indices) if not self._records.contains(i)]
-            if missing:
-                self._load_many(missing)
-                batch = self._records.collate(indices, threads, shared)
-        return batch
+        """The batch as default_collate makes it, gathered natively. ``_C.MISS`` if a sample is not
+        in memory, or if these samples must be collated in Python."""
+        return self._records.collate(indices, threads, get_worker_info() is not None)
 
     def _place(self, index: Any) -> int:
         place = operator.index(index)
@@ -256,20 +255,25 @@ class CachedDataset(Dataset[Any]):
         together = getattr(self.dataset, "__getitems__", None)
         if together is None or len(indices) == 1:
             return [self._load(index) for index in indices]
-        mine = [i for i in dict.fromkeys(indices) if self._records.begin(i) == "mine"]
+        mine: list[int] = []
         loaded: dict[int, Any] = {}
-        began = time.perf_counter()
         try:
+            for index in dict.fromkeys(indices):
+                if self._records.begin(index) == "mine":
+                    mine.append(index)
             if mine:
+                began = time.perf_counter()
                 loaded = dict(zip(mine, together(mine), strict=True))
+                self._records.note_loads(len(mine), time.perf_counter() - began)
+            while mine:
+                # Ends the claim, whatever comes of it.
+                index = mine.pop()
+                self._records.put(index, loaded[index], self._allow_pickle)
         finally:
             for index in mine:
-                if index not in loaded:
-                    self._records.abandon(index)
-        self._records.note_loads(len(mine), time.perf_counter() - began)
-        for index in mine:
-            self._records.put(index, loaded[index], self._allow_pickle)
-        return [loaded[i] if i in loaded else self._load(i) for i in indices]
+                self._records.abandon(index)
+        # Each is handed out once: an index that comes twice gets two samples.
+        return [loaded.pop(i) if i in loaded else self._load(i) for i in indices]
 
     def __getattr__(self, name: str) -> Any:
         # Only what is not found here: the dataset's own attributes stay reachable.
@@ -287,8 +291,6 @@ class CachedDataset(Dataset[Any]):
         multiprocessing_context: Any = None,
     ) -> CachedDatasetStats:
         """Fills the cache ahead of training, in parallel."""
-        from tqdm import tqdm
-
         wanted = range(self._length) if indices is None else [self._place(i) for i in indices]
         missing = [i for i in wanted if not self._records.contains(i)]
         loader = DataLoader(
@@ -297,7 +299,7 @@ class CachedDataset(Dataset[Any]):
             num_workers=num_workers,
             multiprocessing_context=multiprocessing_context,
         )
-        for _ in tqdm(loader, "warming the cache", unit=" samples", disable=not progress):
+        for _ in _with_progress(loader) if progress else loader:
             pass
         return self.stats()
 
@@ -307,11 +309,19 @@ class CachedDataset(Dataset[Any]):
         Raises a ValueError if the dataset now gives other samples than those in the cache, and
         warns if it gives another sample every time: random augmentation belongs in ``transform``.
         """
+        return self._verify(samples)
+
+    def _verify(self, samples: int) -> int:
+        if samples < 0:
+            raise ValueError(f"samples is {samples}; use 0 or more")
         cached = [i for i in _some(self._length, samples * 64) if self._records.contains(i)]
         compared = 0
         for index in cached[:samples]:
             first = self.dataset[index]
-            if not self._records.differs(index, first, self._allow_pickle):
+            differs = self._records.differs(index, first, self._allow_pickle)
+            if differs and self._allow_pickle:  # equal objects may have different pickles
+                differs = not _equal(self._records.get(index, True), first)
+            if not differs:
                 compared += 1
                 continue
             if _C.codec_encode(first, self._allow_pickle) != _C.codec_encode(
@@ -321,12 +331,13 @@ class CachedDataset(Dataset[Any]):
                     f"the dataset gives another sample {index} every time, and the cache keeps the "
                     "first: move what is random into CachedDataset(transform=...)",
                     RuntimeWarning,
-                    stacklevel=3,
+                    stacklevel=3,  # the caller of verify() or of the constructor
                 )
                 return compared
             raise ValueError(
                 f"sample {index} in the cache {self.name!r} is not what the dataset gives now: the "
-                "cache is stale; empty it with clear(), or use another name or fingerprint"
+                "cache is stale; empty it (clear(), after joining it with probe=0), or use another "
+                "name or fingerprint"
             )
         return compared
 
@@ -389,6 +400,28 @@ def _some(length: int, count: int) -> list[int]:
     return random.SystemRandom().sample(range(length), min(length, count))
 
 
+def _with_progress(loader: Any) -> Any:
+    try:
+        from tqdm import tqdm
+    except ImportError:  # a bar is no reason to fail
+        return loader
+    return tqdm(loader, "warming the cache", unit=" samples")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two samples are equal, as far as they can say."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    try:
+        return bool(_C.codec_encode(one, False) == _C.codec_encode(other, False))
+    except TypeError:  # only pickle knows it
+        return bool(one == other)
+
+
 def _collates_here(frame: Any) -> bool:
     """Whether the samples go straight from ``frame`` to ``stocache.collate``.
 
@@ -397,9 +430,8 @@ def _collates_here(frame: Any) -> bool:
     """
     from stocache.loader import collate
 
-    while frame is not None and isinstance(frame.f_locals.get("self"), Subset):
+    # A subclass of Subset may do something of its own to the samples.
+    while frame is not None and type(frame.f_locals.get("self")) is Subset:
         frame = frame.f_back
     fetcher = frame.f_locals.get("self") if frame is not None else None
-    return getattr(fetcher, "collate_fn", None) is collate
-
-
+    return isinstance(fetcher, _BaseDatasetFetcher) and fetcher.collate_fn is collate

@@ -52,13 +52,17 @@ class DataLoader(TorchDataLoader[Any]):
 
     def _gather(self, cached: CachedDataset, place: Callable[[Sequence[int]], list[int]]) -> Iterator[Any]:
         threads = max(1, len(os.sched_getaffinity(0)))
+        # As torch: pinned where there is something to pin for, and a number drawn for the workers,
+        # so that the order of the samples is the same.
+        pinned = self.pin_memory and torch.accelerator.is_available()
+        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
 
         def batch(indices: Sequence[int]) -> Any:
             places = place(indices)
             made = cached.collated(places, threads)
             if made is _C.MISS:  # of different shapes
                 made = default_collate(cached.__getitems__(places))
-            return pin_memory(made) if self.pin_memory else made
+            return pin_memory(made) if pinned else made
 
         order = iter(self.batch_sampler)
         first = next(order, None)

@@ -12,7 +12,8 @@ from stocache.sizes import parse_size, show_bytes
 
 _SAMPLES = 16
 _SECONDS = 1.0  # a slow source is not asked for all of them
-# The index entry of a sample, and the padding of its record.
+# What a cache takes for itself, the index entry of a sample, and the padding of its record.
+_HEAD_BYTES = 80 << 10
 _ENTRY_BYTES = 17
 _ALIGN = 16
 
@@ -77,7 +78,8 @@ def plan(dataset: Any, memory: int | float | str = 0.5, allow_pickle: bool = Fal
     """Loads a few samples and says how many fit into ``memory``."""
     length = len(dataset)
     limit = parse_size("memory", memory)
-    return measure(dataset, max(0, limit - length * _ENTRY_BYTES), dataset.__getitem__, allow_pickle)
+    memory = max(0, limit - _HEAD_BYTES - length * _ENTRY_BYTES)
+    return measure(dataset, memory, dataset.__getitem__, allow_pickle)
 
 
 def measure(

@@ -61,8 +61,9 @@ def _slurm() -> list[int]:
 
 def show_bytes(count: float) -> str:
     """Three digits and the unit that suits them."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.3g} {unit}"
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1000 or unit == "TiB":
+            break
         count /= 1024
-    return f"{count:.3g} TiB"
+    digits = 0 if unit == "bytes" or count >= 100 else 1 if count >= 10 else 2
+    return f"{count:.{digits}f} {unit}"

@@ -78,7 +78,7 @@ const PART_OF_ALL: u64 = 8;
 /// After a refusal for lack of memory, so many calls do not ask again: asking reads several files.
 const PAUSE: u32 = 16;
 /// A free buffer that was not used for so many calls is given back.
-const STALE: u64 = 64;
+const STALE: u64 = 512;
 /// So many free buffers are kept whose size was asked for only once.
 const UNPROVEN: usize = 4;
 /// The most mappings of other processes' buffers that are kept while nobody here holds them.
@@ -289,7 +289,8 @@ struct Entry {
     holds: usize,
     /// Made by this process, which alone gives it out again.
     made: bool,
-    /// Another process may have come to hold it, by a ticket or a fork.
+    /// Another process may have come to hold it, by a ticket or a fork. Of another process's
+    /// buffer: a ticket may lead to our descriptor.
     exposed: bool,
     /// Not to be used again: another process shares our open file description, or we lost the
     /// descriptor, so locks tell nothing. Goes with its last hold here.
@@ -355,7 +356,7 @@ impl Ring {
     fn tidy(&mut self) {
         self.entries.retain(|entry| !(entry.spoiled && entry.is_idle()));
         // Asking others about every stale buffer takes system calls, so not every time.
-        if self.clock.is_multiple_of(16) {
+        if self.clock.is_multiple_of(64) {
             while self.give_back(|entry, now| entry.is_stale(now)) {}
         }
     }
@@ -393,13 +394,12 @@ impl Ring {
             return false;
         }
         loop {
-            // A full memory cgroup kills, so this is asked before anything is allocated.
-            let left = space::memory().free;
+            // A full memory cgroup kills, so this is asked before anything is allocated. Not to know
+            // is no.
+            let left = Some(space::memory().free).filter(|&left| left < u64::MAX).unwrap_or(0);
             let made = self.entries.iter().filter(|entry| entry.made);
             let total: u64 = made.map(|entry| entry.mapping.len() as u64).sum();
-            if need <= left / PART_OF_LEFT
-                && total + need <= left.saturating_add(total) / PART_OF_ALL
-            {
+            if need <= left / PART_OF_LEFT && total + need <= (left + total) / PART_OF_ALL {
                 return true;
             }
             if !self.give_back(idle) {
@@ -469,6 +469,7 @@ impl Ring {
         // SYNC POINT let go: Release here, Acquire in `is_free`: what this process read, it read
         // before the maker writes again.
         entry.header().drops().fetch_add(1, Ordering::Release);
+        entry.exposed &= entry.header().in_flight();
         // Without its descriptor or its maker the mapping goes, and the lock with it; unless a ticket
         // of ours leads here.
         let gone = !entry.spoiled && (entry.is_gone() || !set_lock(entry.fd, HELD, libc::F_UNLCK));
@@ -564,6 +565,13 @@ impl Entry {
         space::check_file_size(len).ok()?; // beyond this limit the kernel sends SIGXFSZ
         let file =
             rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).ok()?;
+        // Others find it through /proc, which they may not look into if this process may not be
+        // traced. SAFETY: asks, and changes nothing.
+        let open_to_others = unsafe { libc::prctl(libc::PR_GET_DUMPABLE) } == 1;
+        let link = rustix::fs::readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new());
+        if !open_to_others || link.ok()?.as_bytes() != LINK.as_bytes() {
+            return None;
+        }
         rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR).ok()?;
         allocate(file.as_fd(), 0, len).ok()?;
         rustix::fs::fcntl_add_seals(&file, seals()).ok()?;
@@ -710,10 +718,6 @@ impl Entry {
         if !self.exposed {
             return true;
         }
-        if !self.is_ours() {
-            self.spoiled = true; // nothing can be asked any more
-            return false;
-        }
         // SYNC POINT sends, SYNC POINT landed: see `depart` and `arrive`.
         let header = self.header();
         let before = header.sends().load(Ordering::SeqCst);
@@ -725,6 +729,10 @@ impl Entry {
         // had stopped reading before the kernel freed its lock.
         header.drops().load(Ordering::Acquire);
         if header.sends().load(Ordering::SeqCst) != before {
+            return false;
+        }
+        if !self.is_ours() {
+            self.spoiled = true; // another file was asked, and nothing can be any more
             return false;
         }
         self.exposed = false;
@@ -865,7 +873,7 @@ static ACROSS_FORK: AcrossFork = AcrossFork(UnsafeCell::new(None));
 extern "C" fn prepare() {
     let mut ring = RING.lock();
     for entry in ring.entries.iter_mut().filter(|entry| entry.holds > 0) {
-        entry.exposed = true;
+        entry.exposed |= entry.made;
         entry.spare = entry.open_for_child();
     }
     // SAFETY: we hold the lock, so no other thread is here; nothing was there to be dropped.
@@ -890,6 +898,7 @@ extern "C" fn child() {
     ring.entries.retain(|entry| entry.holds > 0);
     for entry in &mut ring.entries {
         entry.made = false;
+        entry.exposed = false; // what the parent sent leads to the parent
         entry.spoiled = !entry.replace();
     }
 }
@@ -959,6 +968,93 @@ mod tests {
         assert_eq!(header.sends().load(Ordering::Relaxed), 8000);
     }
 
+    /// A buffer that is passed on and on: each holder enters a ticket, raises `sends` and may then
+    /// let go; the next one locks and takes the ticket out. The maker asks meanwhile.
+    #[derive(Clone, Copy)]
+    struct Passing {
+        /// What each holder does, and its successor, in that order.
+        order: [Step; 4],
+        /// Whether the maker looks at `sends` again.
+        again: bool,
+        steps: usize,
+        may_let_go: u8,
+        locks: u8,
+        flight: bool,
+        sends: u8,
+        asked: u8,
+        before: u8,
+    }
+
+    #[derive(Clone, Copy, PartialEq)]
+    enum Step {
+        Enter,
+        Raise,
+        Lock,
+        Out,
+    }
+
+    impl Passing {
+        const STEPS: usize = 4 * 3;
+
+        fn new(order: [Step; 4], again: bool) -> Self {
+            let (steps, may_let_go, locks, flight) = (0, 0, 1, false);
+            Self { order, again, steps, may_let_go, locks, flight, sends: 0, asked: 0, before: 0 }
+        }
+
+        /// Whether some order of the steps of all ends with a held buffer taken for free.
+        fn goes_wrong(self) -> bool {
+            self.pass_on().is_some_and(Self::goes_wrong)
+                || self.let_go().is_some_and(Self::goes_wrong)
+                || match self.ask() {
+                    Some(next) if next.asked == 4 => next.flight || next.locks > 0,
+                    next => next.is_some_and(Self::goes_wrong),
+                }
+        }
+
+        fn pass_on(mut self) -> Option<Self> {
+            match self.order[self.steps % 4] {
+                _ if self.steps == Self::STEPS => return None,
+                Step::Enter => self.flight = true,
+                Step::Raise => self.sends += 1,
+                Step::Lock => self.locks += 1,
+                Step::Out => self.flight = false,
+            }
+            self.steps += 1;
+            // The sender once its ticket is made, the last receiver when it likes.
+            self.may_let_go += u8::from(self.steps % 4 == 2 || self.steps == Self::STEPS);
+            Some(self)
+        }
+
+        fn let_go(mut self) -> Option<Self> {
+            self.may_let_go = self.may_let_go.checked_sub(1)?;
+            self.locks -= 1;
+            Some(self)
+        }
+
+        /// `Entry::is_free`, one look at a time; `None` when it says no.
+        fn ask(mut self) -> Option<Self> {
+            match self.asked {
+                0 => self.before = self.sends,
+                1 if self.flight => return None,
+                2 if self.locks > 0 => return None,
+                3 if self.again && self.sends != self.before => return None,
+                _ => {}
+            }
+            self.asked += 1;
+            Some(self)
+        }
+    }
+
+    #[test]
+    fn no_order_of_steps_frees_a_buffer_that_is_held() {
+        use Step::{Enter, Lock, Out, Raise};
+        assert!(!Passing::new([Enter, Raise, Lock, Out], true).goes_wrong());
+        // Controls: each rule is needed.
+        assert!(Passing::new([Enter, Raise, Lock, Out], false).goes_wrong());
+        assert!(Passing::new([Raise, Enter, Lock, Out], true).goes_wrong());
+        assert!(Passing::new([Enter, Raise, Out, Lock], true).goes_wrong());
+    }
+
     #[test]
     fn lengths_are_whole_pages_and_do_not_overflow() {
         assert_eq!(file_len(1), Some(8192));
@@ -968,7 +1064,6 @@ mod tests {
         assert_eq!(file_len(i64::MAX as u64), None);
         assert!(Ring::new().take(0).is_none());
         assert!(Ring::new().take(usize::MAX).is_none());
-        assert!(Ring::new().take(1 << 60).is_none());
     }
 
     #[test]
