@@ -7,7 +7,7 @@ from stocache import _load
 
 _load.load()
 
-from stocache import _ops  # noqa: E402, F401
+from stocache._ops import handle  # noqa: E402
 from stocache.cpp import cmake_prefix_path, include_path  # noqa: E402
 from stocache.node import get_shm_size, sweep  # noqa: E402
 from stocache.shared_cache import SharedCache, SharedCacheStats  # noqa: E402
@@ -18,6 +18,7 @@ __all__ = [
     "SharedCacheStats",
     "cmake_prefix_path",
     "get_shm_size",
+    "handle",
     "include_path",
     "sweep",
 ]
