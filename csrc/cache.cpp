@@ -50,8 +50,7 @@ void check_torch() {
   const auto part = [&](int shift) { return running >> shift & 0xff; };
   TORCH_CHECK(running == TORCH_ABI_VERSION,
               "this stocache was built for torch " TORCH_VERSION " but the program runs torch ",
-              part(56), ".", part(48), ".", part(40),
-              "; link or install torch " TORCH_VERSION ", or build stocache for your torch");
+              part(56), ".", part(48), ".", part(40), "; link or install torch " TORCH_VERSION "");
 }
 
 }  // namespace

@@ -3,6 +3,10 @@
 // A cache is passed by its name, which means the same in every process of the node, in a saved
 // graph and in a fork. A name that this process has not opened is joined at its first use.
 //
+// A graph relies on the shape and dtype that it was traced with, so in graphs the name is followed
+// by what the samples look like, as in "imagenet:uint8[3,224,224]" (`SharedCache.handle`), and that
+// is compared with the cache at every call.
+//
 // Everything returned is fresh memory: a compiler may write into what an operator returned once
 // nobody needs it any more, so views of the cache stay out of here. For the same reason nothing is
 // optional: a graph has one type. The cache itself is state outside the arguments, which no schema
@@ -20,48 +24,68 @@ namespace {
 using at::Tensor;
 using stocache::Cache;
 
+std::string name_of(const std::string& handle) { return handle.substr(0, handle.find(':')); }
+
+std::shared_ptr<Cache> by_handle(const std::string& handle) {
+  const std::string name = name_of(handle);
+  auto cache = Cache::by_name(name);
+  if (name.size() < handle.size()) {
+    std::string found(c10::getDtypeNames(cache->dtype()).first);
+    const auto sizes = cache->sizes();
+    found += '[';
+    for (size_t i = 0; i < sizes.size(); ++i) found += (i ? "," : "") + std::to_string(sizes[i]);
+    found += ']';
+    TORCH_CHECK_VALUE(handle.compare(name.size() + 1, std::string::npos, found) == 0,
+                      "the cache \"", name, "\" holds samples of ", found, " but ",
+                      handle.substr(name.size() + 1),
+                      " was asked for; make the graph again, or use another name");
+  }
+  return cache;
+}
+
 Tensor flag(bool value) { return at::scalar_tensor(value, at::kBool); }
 
 void open_cache(const std::string& cache, double size_limit_gib, int64_t dataset_len,
                 at::IntArrayRef data_dims, at::ScalarType dtype, const std::string& backing,
                 bool keep, const std::string& fingerprint, const std::string& verify) {
   const auto options = stocache::Options(size_limit_gib)
-                           .name(cache)
+                           .name(name_of(cache))
                            .backing(backing)
                            .keep(keep)
                            .fingerprint(fingerprint)
                            .verify(verify);
-  TORCH_CHECK_VALUE(!cache.empty(),
+  TORCH_CHECK_VALUE(!options.name().empty(),
                     "name \"\" is not allowed: use 1 to 100 letters, digits, dots, dashes and "
                     "underscores");
   Cache::open(stocache::options_of(options, dataset_len, data_dims, dtype))->hold();
+  by_handle(cache);  // the handle may say otherwise than the arguments
 }
 
-void close_cache(const std::string& cache) { Cache::release(cache); }
+void close_cache(const std::string& cache) { Cache::release(name_of(cache)); }
 
 std::tuple<Tensor, Tensor> get(const std::string& cache, c10::SymInt index) {
-  auto [sample, found] = Cache::by_name(cache)->copy(index.expect_int());
+  auto [sample, found] = by_handle(cache)->copy(index.expect_int());
   return {std::move(sample), flag(found)};
 }
 
 Tensor set(const std::string& cache, c10::SymInt index, const Tensor& value, bool allow_overwrite) {
-  return flag(Cache::by_name(cache)->offer(index.expect_int(), value, allow_overwrite));
+  return flag(by_handle(cache)->offer(index.expect_int(), value, allow_overwrite));
 }
 
 std::tuple<Tensor, Tensor> get_many(const std::string& cache, const Tensor& indices) {
-  return Cache::by_name(cache)->get_many(indices, std::nullopt, /*threads=*/1);
+  return by_handle(cache)->get_many(indices, std::nullopt, /*threads=*/1);
 }
 
 Tensor set_many(const std::string& cache, const Tensor& indices, const Tensor& batch,
                 bool allow_overwrite) {
-  return stocache::SharedCache(Cache::by_name(cache)).set_many(indices, batch, allow_overwrite);
+  return stocache::SharedCache(by_handle(cache)).set_many(indices, batch, allow_overwrite);
 }
 
-void clear(const std::string& cache) { Cache::by_name(cache)->clear(); }
+void clear(const std::string& cache) { by_handle(cache)->clear(); }
 
 Tensor stats(const std::string& cache) {
   std::vector<int64_t> values;
-  for (const auto& [name, value] : stocache::numbers(Cache::by_name(cache)->stats())) {
+  for (const auto& [name, value] : stocache::numbers(by_handle(cache)->stats())) {
     values.push_back(value);
   }
   return at::tensor(values, at::kLong);

@@ -353,16 +353,6 @@ PyObject* stats(PyObject* self, PyObject*) {
   });
 }
 
-// The shape and dtype of the samples in the cache of that name, for the fake operators.
-PyObject* sample_of(PyObject*, PyObject* argument) {
-  std::string name;
-  if (!to_text(argument, name)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    const auto cache = Cache::by_name(name);
-    return Py_BuildValue("NO", to_tuple(cache->sizes()), to_object(cache->dtype()));
-  });
-}
-
 PyObject* free_memory(PyObject*, PyObject*) {
   return PyLong_FromUnsignedLongLong(stocache::bridge::free_memory());
 }
@@ -480,7 +470,6 @@ PyType_Spec cache_spec = {"stocache._C.Cache", sizeof(PyCache), 0,
 
 PyMethodDef module_methods[] = {
     {"sweep", sweep, METH_NOARGS, nullptr},
-    {"sample_of", sample_of, METH_O, nullptr},
     {"fingerprint_of", fingerprint_of, METH_O, nullptr},
     {"free_memory", free_memory, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -78,8 +78,12 @@ Self join(const std::string& name, const std::string& if_gone) {
 
 Self load(const State& state) {
   const auto& [size_limit_gib, numbers, words] = state;
-  TORCH_CHECK_VALUE(numbers.size() >= 3 && words.size() == 5,
-                    "this file was not saved by stocache " STOCACHE_VERSION "; save it again");
+  const auto is_hex = [](const std::string& text) {
+    return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+  };
+  TORCH_CHECK_VALUE(
+      numbers.size() >= 3 && words.size() == 5 && !words[0].empty() && is_hex(words[3]),
+      "this file was not saved by stocache " STOCACHE_VERSION "; save it again");
   const auto asked = stocache::Options(size_limit_gib)
                          .name(words[0])
                          .backing(words[1])

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <string>
 
 int64_t count(const torch::jit::Module& module, const std::string& what) {
@@ -51,6 +52,9 @@ int main(int argc, char** argv) {
     std::printf("check: the sums of both passes are equal (%.3f)\n", first);
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "%s\n", error.what_without_backtrace());
+    return 1;
+  } catch (const std::exception& error) {  // out of a method: with TorchScript's traceback
+    std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }
 }

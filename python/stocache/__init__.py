@@ -7,7 +7,7 @@ from stocache import _load
 
 _load.load()
 
-from stocache import _ops  # noqa: E402, F401
+from stocache._ops import handle  # noqa: E402
 from stocache.cached_dataset import CachedDataset, CachedDatasetStats  # noqa: E402
 from stocache.cpp import cmake_prefix_path, include_path  # noqa: E402
 from stocache.loader import DataLoader, collate  # noqa: E402
@@ -26,6 +26,7 @@ __all__ = [
     "cmake_prefix_path",
     "collate",
     "get_shm_size",
+    "handle",
     "include_path",
     "plan",
     "sweep",

@@ -22,8 +22,7 @@ def load() -> None:
     if found != TORCH:
         raise ImportError(
             f"this stocache was built for torch {TORCH} but torch {found} is installed; "
-            f"run pip install torch=={TORCH}, or build stocache for your torch with "
-            "pip install --no-build-isolation ."
+            f"run pip install torch=={TORCH}"
         )
     if sys.platform != "linux":
         raise ImportError(f"stocache runs on Linux, this is {sys.platform}")

@@ -1,46 +1,46 @@
 """What torch.compile and torch.export must know of torch.ops.stocache.
 
 The operators themselves are in csrc/ops.cpp. A graph is traced with fake tensors, so every operator
-has a fake twin here that says what shape and dtype it returns; they ask the cache of that name. And
-every operator has effects: it reads and changes a cache that is not among its arguments, so calls
-must be neither dropped, nor merged, nor reordered.
+has a fake twin here that says what shape and dtype it returns. It reads that off the handle:
+tracing neither needs nor opens a cache. And every operator has effects: it reads and changes a
+cache that is not among its arguments, so calls must be neither dropped, nor merged, nor reordered.
 """
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._library.effects import EffectType
-
-from stocache import _C
 
 Fakes = tuple[torch.Tensor, torch.Tensor]
-Sample = tuple[tuple[int, ...], torch.dtype]
-
-# Caches that the graph being traced opens itself: nothing is opened while tracing.
-_announced: dict[str, Sample] = {}
+_HANDLE = re.compile(r"([^:]*):(\w+)\[([0-9,]*)\]")
 
 
-def _sample(cache: str) -> Sample:
-    try:
-        return _C.sample_of(cache)
-    except RuntimeError:
-        if cache in _announced:
-            return _announced[cache]
-        raise
+def handle(name: str, data_dims: Sequence[int], dtype: torch.dtype) -> str:
+    """How a graph refers to the cache ``name``: with what its samples look like.
+
+    >>> handle("imagenet", (3, 224, 224), torch.uint8)
+    'imagenet:uint8[3,224,224]'
+    """
+    return f"{name}:{str(dtype).removeprefix('torch.')}[{','.join(map(str, data_dims))}]"
 
 
-def _open(
-    cache: str,
-    size_limit_gib: float,
-    dataset_len: int,
-    data_dims: Sequence[int],
-    dtype: torch.dtype,
-    **options: Any,
-) -> None:
-    _announced[cache] = (tuple(data_dims), dtype)
+def _sample(cache: str) -> tuple[list[int], torch.dtype]:
+    match = _HANDLE.fullmatch(cache)
+    dtype = getattr(torch, match[2], None) if match else None
+    if match is None or not isinstance(dtype, torch.dtype):
+        raise ValueError(
+            f"{cache!r} does not say what its samples look like, which a graph must know; use "
+            "cache.handle, or stocache.handle(name, data_dims, dtype)"
+        )
+    return [int(dim) for dim in match[3].split(",") if dim], dtype
+
+
+def _open(cache: str, *arguments: Any, **options: Any) -> None:
+    return None
 
 
 def _get(cache: str, index: int) -> Fakes:
@@ -48,9 +48,15 @@ def _get(cache: str, index: int) -> Fakes:
     return torch.empty(dims, dtype=dtype), torch.empty((), dtype=torch.bool)
 
 
-def _device(given: torch.Tensor) -> torch.device:
+def _device(*given: torch.Tensor) -> torch.device:
     """Results are on the CPU, except for meta tensors, of which there is nothing to compute."""
-    return given.device if given.device.type == "meta" else torch.device("cpu")
+    return torch.device("meta" if any(x.device.type == "meta" for x in given) else "cpu")
+
+
+def _rows(indices: torch.Tensor) -> Any:
+    if indices.dim() != 1:
+        raise ValueError(f"indices has {indices.dim()} dimensions; one is needed")
+    return indices.shape[0]
 
 
 def _set(
@@ -61,7 +67,7 @@ def _set(
 
 def _get_many(cache: str, indices: torch.Tensor) -> Fakes:
     dims, dtype = _sample(cache)
-    rows, device = indices.shape[0], _device(indices)
+    rows, device = _rows(indices), _device(indices)
     return (
         torch.empty((rows, *dims), dtype=dtype, device=device),
         torch.empty(rows, dtype=torch.bool, device=device),
@@ -71,7 +77,7 @@ def _get_many(cache: str, indices: torch.Tensor) -> Fakes:
 def _set_many(
     cache: str, indices: torch.Tensor, batch: torch.Tensor, allow_overwrite: bool = False
 ) -> torch.Tensor:
-    return torch.empty(indices.shape[0], dtype=torch.bool, device=_device(indices))
+    return torch.empty(_rows(indices), dtype=torch.bool, device=_device(indices, batch))
 
 
 def _stats(cache: str) -> torch.Tensor:
@@ -93,7 +99,12 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "stats": _stats,
 }
 
-for _name, _fake in _FAKES.items():
-    torch.library.register_fake(f"stocache::{_name}", _fake)
-    # Not public yet, and the one way there is; stocache is built for exactly one torch.
-    torch.library._register_effectful_op(f"stocache::{_name}", EffectType.ORDERED)
+with warnings.catch_warnings():
+    # Parts of torch are loaded here that look for numpy, and say so where there is none.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    from torch._library.effects import EffectType
+
+    for _name, _fake in _FAKES.items():
+        torch.library.register_fake(f"stocache::{_name}", _fake)
+        # Not public yet, and the one way there is; stocache is built for exactly one torch.
+        torch.library._register_effectful_op(f"stocache::{_name}", EffectType.ORDERED)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stocache import _C, _job
+from stocache import _C, _job, _ops
 
 _GIB = 1 << 30
 _NOWHERE = ("", 0, -1)  # no process is known to have it open
@@ -211,6 +211,13 @@ class SharedCache(_C.Cache):
     def backing(self) -> str:
         """Where the memory is: "shm" or "memfd"."""
         return str(self._whereabouts()["backing"])
+
+    @property
+    def handle(self) -> str:
+        """How ``torch.ops.stocache`` and graphs refer to this cache: its name, and what its samples
+        look like."""
+        _, _, dims, dtype, name, *_ = self._arguments()
+        return _ops.handle(name, dims, dtype)
 
     def scripted(self, if_gone: str = "error") -> torch.ScriptObject:
         """This cache as a ``torch.classes.stocache.SharedCache``, for scripted modules.

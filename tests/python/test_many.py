@@ -445,3 +445,43 @@ def test_the_interpreter_goes_on_while_a_batch_is_copied(make_cache):
 
 def test_stats_is_imported_by_its_public_name():
     assert {"hits", "misses", "fills"} <= set(stocache.SharedCacheStats.__dataclass_fields__)
+
+
+def test_threads_that_fill_the_same_slots_raise_nothing(make_cache):
+    """One thread looks and misses, another fills the slot: the first cannot know."""
+    n, rounds = 64, 30
+    for _ in range(rounds):
+        cache = make_cache((n + 16 * n) / GIB, n, (16,))
+        errors: list[BaseException] = []
+        together = threading.Barrier(4)
+
+        def fill(cache=cache, errors=errors, together=together):
+            try:
+                together.wait()
+                for i in range(n):
+                    if cache.get_slot(i) is None:
+                        cache.set_slot(i, torch.full((16,), i, dtype=torch.uint8))
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=fill) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        for i in range(n):
+            with pytest.raises(RuntimeError, match="non-empty"):  # what everybody knows by now
+                cache.get_slot(i)
+                cache.set_slot(i, torch.zeros(16, dtype=torch.uint8))
+        cache.close()
+
+
+def test_a_batch_that_was_looked_for_in_vain_can_be_stored_once(make_cache):
+    cache = make_cache((64 + 64) / GIB, 64, (1,))
+    assert not cache.get_many(range(64))[1].any()
+    for i in range(64):
+        cache.set_slot(i, torch.tensor([i], dtype=torch.uint8))
+    for i in range(64):
+        with pytest.raises(RuntimeError, match="non-empty"):
+            cache.set_slot(i, torch.tensor([0], dtype=torch.uint8))

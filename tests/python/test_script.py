@@ -750,18 +750,7 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(
-            key,
-            marks=pytest.mark.xfail(strict=True, reason="what is no number reads as no fingerprint")
-            if key == "no fingerprint"
-            else (),
-        )
-        for key in DAMAGED
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGED)
 def test_a_state_that_is_not_ours_is_an_error(cache, state, damage):
     assert restored(state).name() == cache.name  # this is how it is done
     assert said(lambda: restored(DAMAGED[damage](*state)))[0] in (

@@ -240,7 +240,7 @@ impl Cache {
             self.known.insert(i);
             return Load::Hit(self.layout().slot_at(self.geometry(), i as u64) as usize);
         }
-        self.known.remove(i);
+        self.known.missed(i);
         Load::Empty
     }
 
@@ -302,7 +302,7 @@ impl Cache {
         if hit {
             self.known.insert(i);
         } else {
-            self.known.remove(i);
+            self.known.missed(i);
         }
         hit
     }
@@ -378,7 +378,7 @@ impl Cache {
     }
 
     fn already_set(&self, i: usize) -> Store {
-        if self.known.contains(i) {
+        if self.known.contains(i) && !self.known.was_missed(i) {
             return Store::Occupied;
         }
         self.known.insert(i);
@@ -437,6 +437,7 @@ impl Cache {
             return Ok(Store::Lost);
         }
         self.known.insert(i);
+        self.known.was_missed(i); // and is not any more
         self.counters().add(Count::Fills, 1);
         self.counters().add(Count::Bytes, bytes.len() as u64);
         Ok(Store::Stored)

@@ -3,8 +3,21 @@
 //! `set_slot` on a filled slot is an error of the caller, unless another process filled it a
 //! moment ago: that is an ordinary race. The two are told apart by what this process could know:
 //! what was set when it attached or was forked, what it set itself, and what it read as a hit.
+//!
+//! Threads of one process race as well: one looks, misses and loads while another fills the slot. So
+//! a thread remembers its last misses, and what it missed it could not know.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// More than a batch: people look up a whole batch before they fill it.
+const MISSES: usize = 4096;
+
+thread_local! {
+    /// What this thread looked for in vain, the latest first: the cache, by address, and the sample.
+    static MISSED: RefCell<VecDeque<(usize, usize)>> = const { RefCell::new(VecDeque::new()) };
+}
 
 /// One bit per sample that can be cached. Private to the process; Relaxed throughout, because a
 /// bit orders nothing: it only decides whether a refusal is reported.
@@ -30,6 +43,33 @@ impl Known {
         if !self.contains(i) {
             self.bits[i / 64].fetch_or(1 << (i % 64), Ordering::Relaxed);
         }
+    }
+
+    /// Notes that this thread found nothing.
+    pub(crate) fn missed(&self, i: usize) {
+        self.remove(i);
+        // Gone if the thread is ending: then there is nothing to note either.
+        let _ended = MISSED.try_with(|missed| {
+            let mut missed = missed.borrow_mut();
+            missed.truncate(MISSES - 1);
+            missed.push_front((self.address(), i));
+        });
+    }
+
+    /// Whether this thread's last look at the sample found nothing. Asked once: the answer is no
+    /// afterwards.
+    pub(crate) fn was_missed(&self, i: usize) -> bool {
+        MISSED
+            .try_with(|missed| {
+                let mut missed = missed.borrow_mut();
+                let at = missed.iter().position(|&miss| miss == (self.address(), i));
+                at.and_then(|at| missed.remove(at)).is_some()
+            })
+            .unwrap_or(false)
+    }
+
+    fn address(&self) -> usize {
+        self.bits.as_ptr().addr()
     }
 
     /// After this process has emptied the cache.
