@@ -419,12 +419,15 @@ def first_epochs(table: Table, progress: tqdm[None], rounds: int) -> None:
     @contextlib.contextmanager
     def started(dataset: Dataset[Any]) -> Iterator[Side]:
         part = Part(batch, before)
-        loader = stock_loader(dataset, batch_sampler=part)
-        epoch(loader, len(before))()
+        loaders = [stock_loader(dataset, batch_sampler=part)]
+        epoch(loaders[0], len(before))()
         part.part = counted
-        yield epoch(loader, samples)
-        del loader  # its workers end before their cache
-        gc.collect()
+        try:
+            yield lambda: epoch(loaders[0], samples)()
+        finally:
+            # Here nobody else holds it: its workers end now, and before their cache.
+            loaders.clear()
+            gc.collect()
 
     for size in (LARGE, SMALL):
         source = Slow(before.stop, size.dims, source_seconds)

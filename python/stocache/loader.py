@@ -38,8 +38,9 @@ class DataLoader(TorchDataLoader[Any]):
     """
 
     def __init__(self, dataset: Any, *args: Any, **options: Any) -> None:
-        options.setdefault("collate_fn", collate)
         super().__init__(dataset, *args, **options)
+        if self.collate_fn is default_collate:  # not so without batches (batch_size=None)
+            self.collate_fn = collate
 
     def __iter__(self) -> Any:
         source = _cached_source(self.dataset)
@@ -97,7 +98,9 @@ def _cached_source(dataset: Any) -> tuple[CachedDataset, Callable[[Sequence[int]
 
 def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
     """How a tensor crosses to another process: a batch of ours by its ticket, others as torch does."""
-    ticket = _C.batch_ticket(tensor) if type(tensor) is torch.Tensor else None
+    # A ticket describes at least one element.
+    ours = type(tensor) is torch.Tensor and tensor.numel() > 0
+    ticket = _C.batch_ticket(tensor) if ours else None
     return reduce_tensor(tensor) if ticket is None else (_C.batch_tensor, ticket)
 
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import warnings
 from collections import Counter, namedtuple
 from pathlib import Path
@@ -141,6 +142,10 @@ def test_batches_are_those_of_default_collate(cached, kind):
     samples = {**SAMPLES, **MIXED}[kind]
     expected = outcome(lambda: [default_collate(samples[:4]), default_collate(samples[4:])])
     dataset = cached(samples)
+    assert same(
+        outcome(lambda: list(DataLoader(dataset, 4, collate_fn=stocache.collate))), expected
+    )
+    dataset.warm(progress=False)
     for make in (
         lambda: list(DataLoader(dataset, 4, collate_fn=stocache.collate)),
         lambda: list(stocache.DataLoader(dataset, 4)),
@@ -150,7 +155,6 @@ def test_batches_are_those_of_default_collate(cached, kind):
         for _ in range(2):
             got = outcome(make)
             assert same(got, expected), f"{got} instead of {expected}"
-    assert dataset.is_complete()
     if kind in SAMPLES and "bytes" not in kind:
         native = dataset.collated(range(4))
         assert native is not _C.MISS, "these are gathered natively"
@@ -345,6 +349,7 @@ def test_the_options_of_a_loader_do_what_they_do(filled, kind, workers):
             check(batch, range(base + 4 * n, base + 4 * n + 4))
     with pytest.raises(IndexError):
         list(kind(dataset, 2, sampler=[0, 22], **many))
+    gc.collect()  # the workers end with the exception
     assert source.once_each(), "all of this came from memory"
 
 
@@ -439,7 +444,7 @@ def test_a_cache_that_is_not_complete_is_filled_by_the_workers(cached, tmp_path)
 @pytest.mark.parametrize("policy", ["freeze", "lru"])
 def test_a_cache_that_is_too_small_gives_the_same_batches(cached, tmp_path, policy):
     source = Counted(tmp_path / "loads", 60, words=256)
-    dataset = cached(source, INDEX + (64 << 10), policy=policy)
+    dataset = cached(source, INDEX + (100 << 10), policy=policy)
     for kind in (DataLoader, stocache.DataLoader):
         for workers in (0, 2):
             before = sum(source.loads().values())
@@ -487,26 +492,39 @@ def test_a_source_that_loads_many_at_once_gets_the_misses_together(
 # Workers that die
 
 
-def broken_epoch(dataset, sign) -> str:
-    """What an epoch says in which a worker is killed."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+WRONG = 7  # the exit code that says so
+
+
+def broken_epoch(dataset, sign, words) -> None:
+    """An epoch in which a worker is killed, in a process of its own: torch raises wherever this
+    process just is."""
+    sys.stderr = open(words, "w")  # noqa: SIM115
     loader = DataLoader(dataset, 2, num_workers=2, collate_fn=stocache.collate)
     iterator = iter(loader)
-    try:
-        for turn, batch in enumerate(iterator):
-            check(batch)
-            if turn == 3:
-                os.kill(iterator._workers[0].pid, sign)
-    except RuntimeError as error:
-        return str(error)
-    return "the epoch ended"
+    for turn, (indices, rows) in enumerate(iterator):
+        for idx, row in zip(indices.tolist(), rows, strict=True):
+            if complaint(idx, row) is not None:
+                os._exit(WRONG)
+        if turn == 3:
+            os.kill(iterator._workers[0].pid, sign)
 
 
-def test_the_death_of_a_worker_is_torchs_own_error_and_no_hang(filled, in_child):
+def test_the_death_of_a_worker_is_torchs_own_error_and_no_hang(filled, tmp_path, scale):
     dataset, source = filled(400, 2048)
-    for sign in (signal.SIGKILL, signal.SIGSEGV):
-        text = in_child(broken_epoch, dataset, sign, timeout=60)
-        assert "DataLoader worker" in text or "gone" in text, text
+    for turn in range(scale(4, 200)):
+        words = tmp_path / f"words{turn}"
+        args = (dataset, (signal.SIGKILL, signal.SIGSEGV)[turn % 2], words)
+        trainer = FORK.Process(target=broken_epoch, args=args)
+        trainer.start()
+        trainer.join(60)
+        hangs = trainer.is_alive()
+        trainer.kill()
+        trainer.join()
+        text = words.read_text()
+        # About once in 250 kills the dead worker held a lock of torch's own queue.
+        assert not hangs or text, "the epoch hangs"
+        assert trainer.exitcode != WRONG and trainer.exitcode != 0, trainer.exitcode
+        assert any(word in text for word in ("DataLoader worker", "gone", "Connection")), text
     for n, batch in enumerate(DataLoader(dataset, 4, num_workers=2, collate_fn=stocache.collate)):
         check(batch, range(4 * n, 4 * n + 4))
     assert source.once_each()
@@ -514,14 +532,65 @@ def test_the_death_of_a_worker_is_torchs_own_error_and_no_hang(filled, in_child)
         file.unlink()
 
 
+def gather_at_random(dataset, seed, count, wrongs, gathered):
+    """Native batches at random, verified; for ever if count is None."""
+    rng = random.Random(seed)
+    done = 0
+    while count is None or done < count:
+        # indices near each other are often in memory together
+        first = rng.randrange(len(dataset))
+        indices = [(first + rng.randrange(6)) % len(dataset) for _ in range(4)]
+        for sample in dataset.__getitems__(indices):
+            wrongs.value += complaint(sample[0], sample[1]) is not None
+        batch = dataset.collated(indices)
+        done += 1
+        if batch is not _C.MISS:
+            gathered.value += 1
+            good = batch[0].tolist() == indices
+            good &= all(complaint(i, row) is None for i, row in zip(indices, batch[1], strict=True))
+            wrongs.value += not good
+
+
+def test_batches_gathered_while_others_evict_and_die_are_whole(cached, seed, scale):
+    # P1: the copy of a batch is guarded as that of a sample is
+    samples = [(idx, whole(idx, 512)) for idx in range(150)]
+    dataset = cached(Fixed(samples), INDEX + (300 << 10), policy="lru", fingerprint="x")
+    wrongs, gathered, others = (FORK.Value("i", 0, lock=False) for _ in range(3))
+    rng = random.Random(seed)
+    readers = []
+    try:
+        for turn in range(scale(15, 2000)):
+            while len(readers) < 2:
+                args = (dataset, rng.getrandbits(30), None, wrongs, others)
+                readers.append(FORK.Process(target=gather_at_random, args=args))
+                readers[-1].start()
+            gather_at_random(dataset, seed + turn, 100, wrongs, gathered)
+            victim = readers.pop(rng.randrange(2))
+            victim.kill()
+            victim.join()
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.join()
+    gather_at_random(dataset, seed, 300, wrongs, gathered)
+    stats = dataset.stats()
+    print(f"{gathered.value} batches gathered here, {others.value} there, {stats.evicted} evicted")
+    assert wrongs.value == 0
+    assert gathered.value > 200 and stats.evicted > 500
+
+
 # Batches on their way to other processes
 
 
 def mirror(inbox, outbox):
     """Sends back what it gets, and says what it was."""
-    while (message := inbox.get()) is not None:
-        outbox.put((message, [int(part.sum()) for part in message]))
-    inbox.get()  # torch wants the sender alive until what it sent was received
+    while True:
+        try:
+            if (message := inbox.get()) is None:
+                return
+            outbox.put((message, [int(part.sum()) for part in message]))
+        except Exception as error:
+            outbox.put((repr(error), None))
 
 
 @pytest.fixture
@@ -535,11 +604,11 @@ def there_and_back():
     def send(*tensors):
         inbox.put(list(tensors))
         message, sums = outbox.get(timeout=60)
+        assert sums is not None, f"in the other process: {message}"
         assert sums == [int(tensor.sum()) for tensor in tensors]
         return message
 
     yield send
-    inbox.put(None)
     inbox.put(None)
     child.join(60)
     assert child.exitcode == 0
