@@ -26,12 +26,12 @@ constexpr uint64_t kBytesPerThread = 4 << 20;
 
 // Fresh bytes without a trip through the dispatcher.
 at::Tensor fresh(size_t bytes) {
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes, c10::GetCPUAllocator()->allocate(bytes),
-      /*allocator=*/nullptr, /*resizable=*/false);
-  auto impl = c10::make_intrusive<c10::TensorImpl>(
-      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      caffe2::TypeMeta::Make<uint8_t>());
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                       c10::GetCPUAllocator()->allocate(bytes),
+                                                       /*allocator=*/nullptr, /*resizable=*/false);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)),
+                                                   c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                   caffe2::TypeMeta::Make<uint8_t>());
   const auto size = static_cast<int64_t>(bytes);
   impl->set_sizes_contiguous(at::IntArrayRef(size));
   return at::Tensor(std::move(impl));
@@ -108,7 +108,8 @@ PyObject* RecordCache::get(int64_t index, bool allow_pickle) {
     const size_t head = (size_t{4} + length + 15) / 16 * 16;
     TORCH_CHECK_VALUE(head <= size, "the record of sample ", index, " is damaged");
     schema = codec::Schema::parse({bytes + 4, length});
-    record = record.narrow(0, static_cast<int64_t>(head), static_cast<int64_t>(size - head)).clone();
+    record =
+        record.narrow(0, static_cast<int64_t>(head), static_cast<int64_t>(size - head)).clone();
   } else {
     schema = schema_of(number);
     TORCH_CHECK_VALUE(schema, "the record of sample ", index, " is damaged");
@@ -144,7 +145,8 @@ bridge::Filled RecordCache::put(int64_t index, PyObject* sample, bool allow_pick
   });
 }
 
-PyObject* RecordCache::collate(const std::vector<int64_t>& indices, int64_t threads, bool shared) {
+PyObject* RecordCache::collate(const std::vector<int64_t>& indices, int64_t threads, bool shared,
+                               uint64_t fresh) {
   if (indices.empty()) return nullptr;
   std::vector<std::pair<const uint8_t*, uint64_t>> rows(indices.size());
   const codec::Schema::Allocate allocate = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -179,7 +181,7 @@ PyObject* RecordCache::collate(const std::vector<int64_t>& indices, int64_t thre
     if (whole && !batch) return nullptr;
     if (whole) {
       PyObject* made = batch->finish();
-      records_->note(indices.size(), 0);
+      records_->note(indices.size() - std::min<uint64_t>(fresh, indices.size()), fresh);
       return made;
     }
   }

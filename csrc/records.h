@@ -32,7 +32,9 @@ class RecordCache {
   bridge::Filled put(int64_t index, PyObject* sample, bool allow_pickle);
   // What default_collate makes of these samples; nullptr without a Python error if one is not there
   // or they cannot be gathered. With `shared`, in memory that other processes can map.
-  PyObject* collate(const std::vector<int64_t>& indices, int64_t threads, bool shared);
+  // Of the samples, `fresh` were loaded just now and count as misses.
+  PyObject* collate(const std::vector<int64_t>& indices, int64_t threads, bool shared,
+                    uint64_t fresh);
   // Whether the stored sample differs from this one; nothing if it is not there.
   std::optional<bool> differs(int64_t index, PyObject* sample, bool allow_pickle);
 

@@ -122,16 +122,45 @@ PyObject* put(PyObject* self, PyObject* args) {
   });
 }
 
-// collate(indices, threads, shared): the batch, or MISS if it must be made otherwise.
+// collate(indices, threads, shared, fresh): the batch, or MISS if it must be made otherwise.
 PyObject* collate(PyObject* self, PyObject* args) {
   PyObject* object = nullptr;
   long long threads = 1;
+  unsigned long long fresh = 0;
   int shared = 0;
   std::vector<int64_t> indices;
-  if (!PyArg_ParseTuple(args, "OLp", &object, &threads, &shared) || !to_indices(object, indices)) {
+  if (!PyArg_ParseTuple(args, "OLpK", &object, &threads, &shared, &fresh) ||
+      !to_indices(object, indices)) {
     return nullptr;
   }
-  return guarded([&] { return sample_or_miss(opened(self)->collate(indices, threads, shared)); });
+  return guarded(
+      [&] { return sample_or_miss(opened(self)->collate(indices, threads, shared, fresh)); });
+}
+
+// missing(indices): which of them are not there, by their place in the list.
+PyObject* missing(PyObject* self, PyObject* argument) {
+  std::vector<int64_t> indices;
+  if (!to_indices(argument, indices)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    PyObject* list = PyList_New(0);
+    for (size_t i = 0; list && i < indices.size(); ++i) {
+      if (cache->records().find(indices[i]).data) continue;
+      PyObject* place = PyLong_FromSize_t(i);
+      if (!place || PyList_Append(list, place) != 0) return nullptr;
+      Py_DECREF(place);
+    }
+    return list;
+  });
+}
+
+PyObject* note(PyObject* self, PyObject* args) {
+  unsigned long long hits = 0, misses = 0;
+  if (!PyArg_ParseTuple(args, "KK", &hits, &misses)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    opened(self)->records().note(hits, misses);
+    Py_RETURN_NONE;
+  });
 }
 
 // begin(i): who loads the sample, as a word: "mine", "nobody" (it is there), "other", "refused".
@@ -178,7 +207,8 @@ PyObject* abandon(PyObject* self, PyObject* argument) {
 PyObject* contains(PyObject* self, PyObject* argument) {
   int64_t index = 0;
   if (!to_index(argument, index)) return nullptr;
-  return guarded([&] { return PyBool_FromLong(opened(self)->records().find(index).data != nullptr); });
+  return guarded(
+      [&] { return PyBool_FromLong(opened(self)->records().find(index).data != nullptr); });
 }
 
 PyObject* differs(PyObject* self, PyObject* args) {
@@ -207,9 +237,9 @@ PyObject* note_loads(PyObject* self, PyObject* args) {
 PyObject* stats(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto s = opened(self)->records().stats();
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:N}", "hits",
-                         s.hits, "misses", s.misses, "fills", s.fills, "bytes", s.bytes, "waits",
-                         s.waits, "lost", s.lost, "dropped", s.dropped, "loads", s.loads,
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:N}",
+                         "hits", s.hits, "misses", s.misses, "fills", s.fills, "bytes", s.bytes,
+                         "waits", s.waits, "lost", s.lost, "dropped", s.dropped, "loads", s.loads,
                          "load_seconds", static_cast<double>(s.load_nanos) * 1e-9, "too_large",
                          s.too_large, "evicted", s.evicted, "filled", s.filled, "used_bytes",
                          s.used_bytes, "data_bytes", s.data_bytes, "dataset_len", s.dataset_len,
@@ -244,6 +274,8 @@ PyMethodDef methods[] = {
     {"get", as_method(get), METH_FASTCALL, nullptr},
     {"put", put, METH_VARARGS, nullptr},
     {"collate", collate, METH_VARARGS, nullptr},
+    {"missing", missing, METH_O, nullptr},
+    {"note", note, METH_VARARGS, nullptr},
     {"begin", begin, METH_O, nullptr},
     {"wait", wait, METH_VARARGS, nullptr},
     {"abandon", abandon, METH_O, nullptr},

@@ -8,14 +8,14 @@
 
 namespace stocache {
 
-// A tensor over a batch buffer; over ordinary memory if none can be had, or it would be too small
-// to be worth one.
+// A tensor over a batch buffer; over ordinary memory if none can be had. A small one lies in
+// ordinary memory too, and travels inside the message.
 at::Tensor shared_batch(at::IntArrayRef sizes, caffe2::TypeMeta dtype);
 
 namespace python {
 
-// batch_ticket(tensor) -> what `batch_tensor` takes in another process, or None if the tensor does
-// not lie in a batch buffer; batch_tensor(*ticket) -> the tensor. Up to an entry of nullptrs.
+// batch_ticket(tensor) -> what `batch_tensor`, or for a small one `batch_copy`, takes in another
+// process; None if the tensor is not a `shared_batch`. Up to an entry of nullptrs.
 extern PyMethodDef batch_methods[];
 
 }  // namespace python

@@ -21,6 +21,8 @@ from stocache.sizes import parse_size, show_bytes
 
 # How long to wait for another process that is loading the same sample, before loading it too.
 _PATIENCE_SECONDS = 0.5
+# Into how many regions "lru" divides the memory (rust/core/src/layout.rs).
+_LRU_REGIONS = 32
 _NOWHERE = ("", 0, -1)  # no process is known to have it open
 
 
@@ -109,7 +111,8 @@ class CachedDataset(Dataset[Any]):
 
     A sample may be any nesting of tensors, numpy arrays, numbers, strings, bytes, None, tuples,
     lists, dicts, named tuples, dataclasses and PIL images, of any and varying size. What comes back
-    is equal to what went in, and it is a copy: editing it does not change the cache.
+    is equal to what went in, and editing it does not change the cache: a hit is a copy, and a miss
+    what the dataset gave.
 
     Args:
         dataset: Any map-style dataset: ``len(dataset)`` and ``dataset[i]``. The same index must
@@ -119,7 +122,7 @@ class CachedDataset(Dataset[Any]):
         transform: Runs on every sample that is handed out, cached or not. Random augmentation
             belongs here; what ``dataset`` does is done once.
         policy: "freeze" fills the memory and then keeps what is there, which is best for epochs
-            that visit every sample once. "lru" makes room by dropping what was not used for longest.
+            that visit every sample once. "lru" drops what was not used for longest to make room.
         name: Share on purpose, with any process of this user on this node that gives the same name.
         keep: Leave the cache in /dev/shm when the last process exits, for the next run under the
             same name.
@@ -195,35 +198,47 @@ class CachedDataset(Dataset[Any]):
         return self._length
 
     def __getitem__(self, index: Any) -> Any:
-        index = self._place(index)
-        sample = self._records.get(index, self._allow_pickle)
-        if sample is _C.MISS:
-            sample = self._load(index)
+        sample = self._get_or_load(self._place(index))
         return sample if self.transform is None else self.transform(sample)
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """The samples of a batch; misses are loaded together. A DataLoader calls this."""
-        places = [self._place(index) for index in indices]
+        places = self._places(indices)
+        missing = self._records.missing(places)
+        loaded = dict(zip(missing, self._load_many([places[k] for k in missing]), strict=True))
         if self.transform is None and _collates_here(sys._getframe(1)):
-            batch = self.collated(places)  # a batch with a miss is made below, each load used once
+            batch = self.collated(places, fresh=len(missing))
             if batch is not _C.MISS:
                 return Collated(batch)
-        samples = [self._records.get(place, self._allow_pickle) for place in places]
-        missing = [k for k, sample in enumerate(samples) if sample is _C.MISS]
-        if missing:
-            for k, sample in zip(missing, self._load_many([places[k] for k in missing]), strict=True):
-                samples[k] = sample
+        samples = [
+            loaded[k] if k in loaded else self._get_or_load(place) for k, place in enumerate(places)
+        ]
+        self._records.note(0, len(missing))
         return samples if self.transform is None else [self.transform(s) for s in samples]
 
-    def collated(self, indices: Sequence[int], threads: int = 1) -> Any:
+    def collated(self, places: Sequence[int], threads: int = 1, fresh: int = 0) -> Any:
         """The batch as default_collate makes it, gathered natively. ``_C.MISS`` if a sample is not
-        in memory, or if these samples must be collated in Python."""
-        return self._records.collate(indices, threads, get_worker_info() is not None)
+        in memory, or if these samples must be collated in Python. ``fresh`` of them were loaded
+        just now, and count as misses."""
+        return self._records.collate(places, threads, get_worker_info() is not None, fresh)
+
+    def _get_or_load(self, place: int) -> Any:
+        sample = self._records.get(place, self._allow_pickle)
+        return self._load(place) if sample is _C.MISS else sample
+
+    def _places(self, indices: Sequence[Any]) -> list[int]:
+        places = list(map(operator.index, indices))
+        # The usual case without a call per index.
+        if places and min(places) >= 0 and max(places) < self._length:
+            return places
+        return [self._place(place) for place in places]
 
     def _place(self, index: Any) -> int:
         place = operator.index(index)
         if not -self._length <= place < self._length:
-            raise IndexError(f"index {place} is out of bounds of a dataset of {self._length} samples")
+            raise IndexError(
+                f"index {place} is out of bounds of a dataset of {self._length} samples"
+            )
         return place + self._length if place < 0 else place
 
     def _load(self, index: int) -> Any:
@@ -378,7 +393,21 @@ class CachedDataset(Dataset[Any]):
 
     def _measure(self) -> Plan:
         """Loads a few samples, which are cached right away, to see what fits."""
-        return measure(self, self._records.stats()["data_bytes"], self._load, self._allow_pickle)
+        room = self._records.stats()["data_bytes"]
+        plan = measure(self.dataset, room, self._allow_pickle, self._keep)
+        if self._records.arguments()[2] == "lru" and plan.largest > room // _LRU_REGIONS:
+            warnings.warn(
+                f"samples of up to {show_bytes(plan.largest)} are larger than 1/{_LRU_REGIONS} of "
+                'the cache, which is the most that policy="lru" stores; use policy="freeze", or '
+                f"memory of at least {show_bytes(plan.largest * _LRU_REGIONS)}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return plan
+
+    def _keep(self, index: int, sample: Any) -> None:
+        if self._records.begin(index) == "mine":
+            self._records.put(index, sample, self._allow_pickle)
 
 
 class _Loads(Dataset[None]):
@@ -425,8 +454,9 @@ def _equal(one: Any, other: Any) -> bool:
 def _collates_here(frame: Any) -> bool:
     """Whether the samples go straight from ``frame`` to ``stocache.collate``.
 
-    A DataLoader does not tell a dataset what becomes of a batch, so the caller is looked at: torch's
-    fetcher, or torch's Subset called by it, and nothing in between that could touch a sample.
+    A DataLoader does not tell a dataset what becomes of a batch, so the caller is looked at:
+    torch's fetcher, or torch's Subset called by it, and nothing in between that could touch a
+    sample.
     """
     from stocache.loader import collate
 

@@ -17,6 +17,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from stocache import _C
 from stocache.cached_dataset import CachedDataset, Collated
 
+Place = Callable[[Sequence[int]], list[int]]
+"""How indices of a subset become those of the CachedDataset under it."""
+
 # Batches from this size on are gathered by a thread while the one before is being used.
 _WORTH_A_THREAD = 1 << 20
 
@@ -31,8 +34,8 @@ def collate(samples: Any) -> Any:
 
 
 class DataLoader(TorchDataLoader[Any]):
-    """torch's DataLoader with ``collate_fn=stocache.collate``, which gathers batches in this process
-    once all samples are in memory: then there is nothing left for workers to do.
+    """torch's DataLoader with ``collate_fn=stocache.collate``, which gathers batches in this
+    process once all samples are in memory: then there is nothing left for workers to do.
 
     Where a sample is missing, or a transform has to run, the workers do their work as always.
     """
@@ -51,7 +54,7 @@ class DataLoader(TorchDataLoader[Any]):
             return super().__iter__()
         return self._gather(cached, place)
 
-    def _gather(self, cached: CachedDataset, place: Callable[[Sequence[int]], list[int]]) -> Iterator[Any]:
+    def _gather(self, cached: CachedDataset, place: Place) -> Iterator[Any]:
         threads = max(1, len(os.sched_getaffinity(0)))
         # As torch: pinned where there is something to pin for, and a number drawn for the workers,
         # so that the order of the samples is the same.
@@ -63,8 +66,9 @@ class DataLoader(TorchDataLoader[Any]):
             made = cached.collated(places, threads)
             if made is _C.MISS:  # of different shapes
                 made = default_collate(cached.__getitems__(places))
-            return pin_memory(made) if pinned else made
+            return pin_memory(made) if pinned else made  # type: ignore[no-untyped-call]
 
+        assert self.batch_sampler is not None  # asked in __iter__
         order = iter(self.batch_sampler)
         first = next(order, None)
         if first is None:
@@ -83,7 +87,7 @@ class DataLoader(TorchDataLoader[Any]):
             yield coming.result()
 
 
-def _cached_source(dataset: Any) -> tuple[CachedDataset, Callable[[Sequence[int]], list[int]]] | None:
+def _cached_source(dataset: Any) -> tuple[CachedDataset, Place] | None:
     """The CachedDataset under ``dataset`` and its subsets, and how their indices become its own."""
     if isinstance(dataset, CachedDataset):
         return dataset, list
@@ -97,11 +101,12 @@ def _cached_source(dataset: Any) -> tuple[CachedDataset, Callable[[Sequence[int]
 
 
 def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """How a tensor crosses to another process: a batch of ours by its ticket, others as torch does."""
-    # A ticket describes at least one element.
-    ours = type(tensor) is torch.Tensor and tensor.numel() > 0
-    ticket = _C.batch_ticket(tensor) if ours else None
-    return reduce_tensor(tensor) if ticket is None else (_C.batch_tensor, ticket)
+    """How a tensor crosses to another process: a batch of ours by its ticket, or inside the message
+    if it is small; others as torch does it."""
+    ticket = _C.batch_ticket(tensor) if type(tensor) is torch.Tensor else None
+    if ticket is None:
+        return tuple(reduce_tensor(tensor))  # type: ignore[no-untyped-call]
+    return (_C.batch_copy if len(ticket) == 3 else _C.batch_tensor, ticket)
 
 
 ForkingPickler.register(torch.Tensor, _reduce)

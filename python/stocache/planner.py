@@ -79,22 +79,27 @@ def plan(dataset: Any, memory: int | float | str = 0.5, allow_pickle: bool = Fal
     length = len(dataset)
     limit = parse_size("memory", memory)
     memory = max(0, limit - _HEAD_BYTES - length * _ENTRY_BYTES)
-    return measure(dataset, memory, dataset.__getitem__, allow_pickle)
+    return measure(dataset, memory, allow_pickle)
 
 
 def measure(
-    dataset: Sequence[Any], memory: int, load: Callable[[int], Any], allow_pickle: bool
+    dataset: Sequence[Any],
+    memory: int,
+    allow_pickle: bool,
+    keep: Callable[[int, Any], None] = lambda index, sample: None,
 ) -> Plan:
-    """The sizes of samples spread over the dataset."""
+    """The sizes of samples spread over the dataset; each one is given to ``keep``."""
     length = len(dataset)
     sizes: list[int] = []
     began = time.perf_counter()
     for k in range(min(_SAMPLES, length)):
+        index = k * length // min(_SAMPLES, length)
         try:
-            sample = load(k * length // min(_SAMPLES, length))
+            sample = dataset[index]
         except Exception:
             break  # a dataset that cannot be read yet says so when it is used
         _, record = _C.codec_encode(sample, allow_pickle)
+        keep(index, sample)
         sizes.append(max(_ALIGN, -(-len(record) // _ALIGN) * _ALIGN))
         if time.perf_counter() - began > _SECONDS:
             break

@@ -31,12 +31,12 @@ def parse_size(what: str, size: Any) -> int:
         number = float(match[1]) * _UNITS[match[2].lower()]
     elif isinstance(size, float):
         if not 0 < size <= 1:
-            raise ValueError(f"{what} is {size!r}; a fraction lies above 0 and at most at 1; {_NEEDED}")
+            raise ValueError(f"{what} is {size!r}; a fraction is above 0 and at most 1; {_NEEDED}")
         number = size * free_memory()
     else:
         number = size
     if not math.isfinite(number) or not 1 <= number < 1 << 62:
-        raise ValueError(f"{what} is {size!r}; it must be at least 1 byte and below 2**62; {_NEEDED}")
+        raise ValueError(f"{what} is {size!r}; it must be from 1 byte to 2**62; {_NEEDED}")
     return int(number)
 
 

@@ -289,7 +289,7 @@ impl Room {
             return Err(Error::new(
                 Kind::Argument,
                 format!(
-                    "a limit of {} is too small: the index of {dataset_len} samples alone takes {}; raise the limit",
+                    "memory is {}, which is too small: the index of {dataset_len} samples alone takes {}; raise it",
                     Bytes(limit_bytes),
                     Bytes(index)
                 ),

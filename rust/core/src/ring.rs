@@ -45,7 +45,8 @@
 //! descriptors and by mappings. So before a fork every buffer that is held is opened and locked
 //! anew; the child maps that in place of what it inherited, and drops the rest. Its holds are its
 //! own from the start: neither process can let go for the other, and what a child holds is not
-//! written to either.
+//! written to either. A child that never lets go, as a worker that inherited a variable of its
+//! parent, costs the maker that buffer for as long as it lives.
 //!
 //! Not promised: defence against a hostile process of the same user.
 #![allow(unsafe_code)] // OFD locks, pthread_atfork, and mappings replaced in a child
@@ -354,11 +355,14 @@ impl Ring {
 
     /// Gives back what is of no use any more.
     fn tidy(&mut self) {
-        self.entries.retain(|entry| !(entry.spoiled && entry.is_idle()));
-        // Asking others about every stale buffer takes system calls, so not every time.
+        // The rest takes system calls for every buffer, so not every time.
         if self.clock.is_multiple_of(64) {
+            for entry in self.entries.iter_mut().filter(|entry| entry.made && entry.holds == 0) {
+                entry.spoiled |= !entry.is_ours();
+            }
             while self.give_back(|entry, now| entry.is_stale(now)) {}
         }
+        self.entries.retain(|entry| !(entry.spoiled && entry.is_idle()));
     }
 
     /// Gives back the free buffer that was not used for longest, of those that `may` go.
@@ -565,8 +569,8 @@ impl Entry {
         space::check_file_size(len).ok()?; // beyond this limit the kernel sends SIGXFSZ
         let file =
             rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).ok()?;
-        // Others find it through /proc, which they may not look into if this process may not be
-        // traced. SAFETY: asks, and changes nothing.
+        // Others find it through /proc, and may not look there if this process may not be traced.
+        // SAFETY: asks, and changes nothing.
         let open_to_others = unsafe { libc::prctl(libc::PR_GET_DUMPABLE) } == 1;
         let link = rustix::fs::readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new());
         if !open_to_others || link.ok()?.as_bytes() != LINK.as_bytes() {
@@ -855,13 +859,25 @@ static RING: ForkLock<Ring> = ForkLock::new(Ring::new());
 
 /// The ring of this process.
 fn ring() -> ForkGuard<'static, Ring> {
-    static HANDLERS: Once = Once::new();
-    HANDLERS.call_once(|| {
+    std::hint::black_box(&AT_LOAD); // so that no linker leaves it out
+    register();
+    RING.lock()
+}
+
+/// The handlers are registered as the library is loaded. At the first use it would be too late: a
+/// fork that another thread has begun does not run handlers that come later, and its child could
+/// find the lock held for ever.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = register;
+
+extern "C" fn register() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
         // SAFETY: plain functions that live as long as the library, which is never unloaded, and
         // do only what is allowed between fork and exec.
         unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     });
-    RING.lock()
 }
 
 /// The guard of `RING` between prepare and parent/child.
@@ -1189,16 +1205,19 @@ mod tests {
         let data = hold(&mut ring, SIZE).unwrap();
         let entry = ring.find(data).unwrap();
         entry.exposed = true;
+        let fd = entry.fd;
         // SAFETY: the entry's own descriptor. Its number now leads to a file that is not ours.
         unsafe {
             let other = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
-            libc::dup3(other, entry.fd, libc::O_CLOEXEC);
+            libc::dup3(other, fd, libc::O_CLOEXEC);
             libc::close(other);
         }
-        let fd = entry.fd;
         ring.release(data);
-        assert_ne!(hold(&mut ring, SIZE), Some(data));
-        ring.tidy();
+        for _ in 0..100 {
+            let other = hold(&mut ring, SIZE).unwrap();
+            assert_ne!(other, data);
+            ring.release(other);
+        }
         assert_eq!(ring.entries.len(), 1);
         // SAFETY: the number that was put there above; closing it says whether it still is.
         assert_eq!(unsafe { libc::close(fd) }, 0);

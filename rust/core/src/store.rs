@@ -324,10 +324,8 @@ impl RecordStore {
         let Some(lease) = self.leases().mine(&slots) else { return Begin::Refused };
         match slots.claim(i, lease, false, &self.leases()) {
             Claim::Claimed => {
-                // Where regions are recycled, what an earlier life left here means nothing.
-                if !self.is_stable() {
-                    self.place(i).store(0, Ordering::SeqCst);
-                }
+                // What an earlier life left here means nothing: its region may be another's by now.
+                self.place(i).store(0, Ordering::SeqCst);
                 Begin::Mine
             }
             Claim::Occupied => Begin::Present,
@@ -418,12 +416,6 @@ impl RecordStore {
     fn lay_down(&self, i: usize, lease: u8, schema: u16, len: u64) -> Option<u64> {
         let info = len | u64::from(schema) << LENGTH_BITS;
         let room = len.next_multiple_of(RECORD_ALIGN).max(RECORD_ALIGN);
-        if self.is_stable()
-            && let Some(left) = self.left_by_the_dead(i, room)
-        {
-            self.info(i).store(info, Ordering::Relaxed);
-            return Some(left);
-        }
         // Each round, the active region is full or another one became active.
         for _ in 0..4 * self.room.regions {
             let r = self.head(ACTIVE).load(Ordering::SeqCst);
@@ -451,18 +443,6 @@ impl RecordStore {
             self.next_region(r, lease)?;
         }
         None
-    }
-
-    /// Room of exactly this size that a dead or failed writer of the same sample had taken.
-    fn left_by_the_dead(&self, i: usize, room: u64) -> Option<u64> {
-        let place = self.place(i).load(Ordering::SeqCst);
-        let len = self.info(i).load(Ordering::Relaxed) & ((1 << LENGTH_BITS) - 1);
-        let at = place.wrapping_sub(1).wrapping_mul(RECORD_ALIGN);
-        let fits = place != 0
-            && place & INTENT == 0
-            && len.next_multiple_of(RECORD_ALIGN).max(RECORD_ALIGN) == room
-            && at.checked_add(room).is_some_and(|end| end <= self.room.data_bytes);
-        fits.then_some(at)
     }
 
     /// Makes another region active than `full`. None if there is none to be had.
