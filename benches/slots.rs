@@ -10,7 +10,9 @@ const LARGE: u64 = 3 * 224 * 224;
 fn cache(what: &str, slots: u64, bytes: u64) -> std::sync::Arc<Cache> {
     let request = Request {
         name: format!("bench-{what}-{}", std::process::id()),
-        geometry: Geometry::plan(u64::MAX >> 2, slots, &[bytes], 0, 1, false).expect("a geometry"),
+        plan: stocache::Plan::Slots(
+            Geometry::plan(u64::MAX >> 2, slots, &[bytes], 0, 1, false).expect("a geometry"),
+        ),
         fingerprint: 0,
         keep: false,
         backing: Backing::Memfd,

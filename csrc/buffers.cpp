@@ -9,7 +9,7 @@
 namespace stocache {
 namespace {
 
-constexpr size_t kRing = 4;
+constexpr size_t kRing = 8;
 // Smaller ones come from malloc's own free lists, already mapped.
 constexpr size_t kSmallest = 64 << 10;
 

@@ -14,45 +14,23 @@
 #include <string_view>
 
 #include "cache.h"
+#include "python_support.h"
+#include "records_type.h"
 #include "stats.h"
 
 namespace {
 
 using stocache::Cache;
 using stocache::bridge::Slot;
+using stocache::python::as_method;
+using stocache::python::guarded;
+using stocache::python::to_index;
+using stocache::python::WithoutGil;
 
 struct PyCache {
   PyObject_HEAD std::shared_ptr<Cache> cache;
   bool unsettled;  // `_settle` of the subclass must run before the first use
 };
-
-// Releases the GIL for its lifetime.
-class WithoutGil {
- public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() { PyEval_RestoreThread(state_); }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* state_;
-};
-
-// Runs `act`; what it throws becomes the Python exception of the same meaning.
-template <typename Act>
-PyObject* guarded(Act&& act) {
-  HANDLE_TH_ERRORS
-  try {
-    return act();
-  } catch (const stocache::SpaceError& error) {
-    PyErr_SetString(PyExc_MemoryError, error.what_without_backtrace());
-    return nullptr;
-  } catch (const stocache::SystemError& error) {
-    PyErr_SetString(PyExc_OSError, error.what_without_backtrace());
-    return nullptr;
-  }
-  END_HANDLE_TH_ERRORS
-}
 
 // The cache of `self`; a Python error if it is closed. The reference keeps it open for the call,
 // also if another thread closes it meanwhile.
@@ -97,17 +75,6 @@ bool parse(const char* function, const std::array<const char*, N>& names, PyObje
 bool required(const char* function, const char* name, PyObject* value) {
   if (!value) PyErr_Format(PyExc_TypeError, "%s() needs the argument '%s'", function, name);
   return value != nullptr;
-}
-
-// Any integer: int, numpy integer, 0-d integer tensor. What does not fit is outside any dataset.
-bool to_index(PyObject* object, int64_t& index) {
-  PyObject* number = PyLong_CheckExact(object) ? Py_NewRef(object) : PyNumber_Index(object);
-  if (!number) return false;
-  int overflow = 0;
-  index = PyLong_AsLongLongAndOverflow(number, &overflow);
-  Py_DECREF(number);
-  if (overflow) index = overflow < 0 ? INT64_MIN : INT64_MAX;
-  return true;
 }
 
 // IndexError with the number as it was given, also where it is too large for an int64.
@@ -386,6 +353,10 @@ PyObject* stats(PyObject* self, PyObject*) {
   });
 }
 
+PyObject* free_memory(PyObject*, PyObject*) {
+  return PyLong_FromUnsignedLongLong(stocache::bridge::free_memory());
+}
+
 PyObject* fingerprint_of(PyObject*, PyObject* argument) {
   std::string text;
   if (!to_text(argument, text)) return nullptr;
@@ -445,11 +416,6 @@ PyObject* is_open(PyObject* self, PyObject*) {
   return PyBool_FromLong(reinterpret_cast<PyCache*>(self)->cache != nullptr);
 }
 
-template <typename Function>
-PyCFunction as_method(Function function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
 constexpr int kFast = METH_FASTCALL | METH_KEYWORDS;
 
 PyMethodDef cache_methods[] = {
@@ -505,6 +471,7 @@ PyType_Spec cache_spec = {"stocache._C.Cache", sizeof(PyCache), 0,
 PyMethodDef module_methods[] = {
     {"sweep", sweep, METH_NOARGS, nullptr},
     {"fingerprint_of", fingerprint_of, METH_O, nullptr},
+    {"free_memory", free_memory, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -517,5 +484,6 @@ PyMODINIT_FUNC PyInit__C() {
   PyObject* module = PyModule_Create(&module_def);
   PyObject* type = PyType_FromSpec(&cache_spec);
   if (!module || !type || PyModule_AddObject(module, "Cache", type) != 0) return nullptr;
+  if (!stocache::python::add_records(module)) return nullptr;
   return module;
 }

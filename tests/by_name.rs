@@ -6,7 +6,7 @@ use stocache::{Backing, Cache, Geometry, Kind, Opened, Request, random_name};
 fn request(name: &str, backing: Backing) -> Request {
     Request {
         name: name.to_string(),
-        geometry: Geometry::plan(1 << 16, 100, &[4], 0, 1, false).unwrap(),
+        plan: stocache::Plan::Slots(Geometry::plan(1 << 16, 100, &[4], 0, 1, false).unwrap()),
         fingerprint: 7,
         keep: false,
         backing,

@@ -43,6 +43,21 @@ fn ignoring_the_epoch_is_caught() {
 }
 
 #[test]
+fn publishing_a_record_before_its_bytes_is_caught() {
+    is_caught("PublishEarly", "records", 5_000);
+}
+
+#[test]
+fn ignoring_the_epoch_is_caught_in_records() {
+    is_caught("IgnoreEpoch", "records-lru", 5_000);
+}
+
+#[test]
+fn emptying_a_region_that_is_written_to_is_caught() {
+    is_caught("RecycleInUse", "records-lru", 20_000);
+}
+
+#[test]
 fn never_taking_over_is_caught() {
     is_caught("NoTakeover", "takeover", 50);
 }

@@ -28,6 +28,16 @@ fn p1_views_are_whole_while_writers_fill_and_die() {
 }
 
 #[test]
+fn p1_records_are_whole_while_writers_fill_and_die() {
+    holds("records", 500, 10_000);
+}
+
+#[test]
+fn p1_records_are_whole_while_regions_are_recycled_and_writers_die() {
+    holds("records-lru", 1_000, 10_000);
+}
+
+#[test]
 fn p2_the_slot_of_a_dead_writer_is_taken_over() {
     holds("takeover", 50, 1_000);
 }

@@ -8,17 +8,26 @@ from stocache import _load
 _load.load()
 
 from stocache._ops import handle  # noqa: E402
+from stocache.cached_dataset import CachedDataset, CachedDatasetStats  # noqa: E402
 from stocache.cpp import cmake_prefix_path, include_path  # noqa: E402
+from stocache.loader import DataLoader, collate  # noqa: E402
 from stocache.node import get_shm_size, sweep  # noqa: E402
+from stocache.planner import Plan, plan  # noqa: E402
 from stocache.shared_cache import SharedCache, SharedCacheStats  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = [
+    "CachedDataset",
+    "CachedDatasetStats",
+    "DataLoader",
+    "Plan",
     "SharedCache",
     "SharedCacheStats",
     "cmake_prefix_path",
+    "collate",
     "get_shm_size",
     "handle",
     "include_path",
+    "plan",
     "sweep",
 ]

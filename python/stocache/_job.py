@@ -51,6 +51,14 @@ def job() -> str | None:
     return None
 
 
+def dataset_name(job: str, policy: str, fingerprint: str) -> str:
+    """The name of a CachedDataset that nobody named: the ranks that wrap equal datasets meet."""
+    worker = torch.utils.data.get_worker_info()
+    place = digest(job, policy, fingerprint, worker and worker.id)
+    _constructed[place] += 1
+    return f"job-{place}-{_constructed[place]}"
+
+
 class Meeting:
     """Under which name the ranks of a job meet, for a cache constructed in ``caller``."""
 

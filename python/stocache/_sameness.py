@@ -69,7 +69,9 @@ class _Feeder:
             return
         if isinstance(value, Mapping):
             self.feed_all((part for item in value.items() for part in item), len(value), depth)
-        elif isinstance(value, (list, tuple, range)):
+        elif isinstance(value, range):
+            self.say(value)
+        elif isinstance(value, (list, tuple)):
             self.feed_all(value, len(value), depth)
         elif isinstance(value, (set, frozenset)):
             self.feed_all(sorted(map(digest, value)), len(value), depth)
@@ -125,9 +127,8 @@ class _Feeder:
 
     def feed_function(self, value: types.FunctionType, depth: int) -> None:
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        self.say(value.__module__, value.__qualname__, value.__code__.co_code)
-        parts = (value.__code__.co_consts, value.__defaults__, value.__kwdefaults__, cells)
-        # A code object among the constants prints its address.
+        self.say(value.__module__, value.__qualname__)
+        parts = (_shape(value.__code__), value.__defaults__, value.__kwdefaults__, cells)
         self.feed_all(parts, len(parts), depth)
 
     def feed_object(self, value: object, depth: int) -> None:
@@ -146,6 +147,13 @@ class _Feeder:
         for name in sorted(attributes):
             self.say(name)
             self.feed(attributes[name], depth)
+
+
+def _shape(code: types.CodeType) -> tuple[Any, ...]:
+    """What the code does, without where it stands: a line moved down changes nothing."""
+    constants = [_shape(c) if isinstance(c, types.CodeType) else c for c in code.co_consts]
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    return (code.co_code, constants, names, code.co_flags, code.co_argcount)
 
 
 def _names(slots: str | Iterable[str]) -> Iterable[str]:

@@ -20,8 +20,22 @@ def test_the_example_in_the_docstring_runs():
     assert tried.attempted > 0 and tried.failed == 0
 
 
-def test_the_first_example_of_the_readme_runs(capsys):
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+def readme_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_the_one_line_of_the_readme_runs(capsys):
+    samples = [{"x": torch.full((3,), float(i)), "name": f"sample {i}"} for i in range(4)]
+    names = {"dataset": samples, "augment": lambda sample: (sample["name"], sample["x"] + 1)}
+    exec(readme_blocks()[0].replace("32GiB", "64MiB"), names)
+    for _ in range(2):
+        name, x = names["dataset"][2]
+        assert name == "sample 2" and x.tolist() == [3.0] * 3
+    names["dataset"].close()
+
+
+def test_the_slots_of_the_readme_run(capsys):
+    code = readme_blocks()[1]
     loaded = []
 
     def load(idx: int) -> torch.Tensor:
@@ -85,10 +99,11 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 @pytest.mark.parametrize(
     "command, shown",
     [
+        (["examples/cached_dataset.py"], "1000 of 1000 samples in memory"),
         (["examples/batch_dataset.py"], "hit"),
         ([*TORCHRUN, "examples/ddp_train.py"], "1024 samples stored for a dataset of 1024"),
     ],
-    ids=["batch_dataset", "ddp_train"],
+    ids=["cached_dataset", "batch_dataset", "ddp_train"],
 )
 def test_an_example_runs_without_a_warning(command, shown):
     answer = subprocess.run(
@@ -97,3 +112,16 @@ def test_an_example_runs_without_a_warning(command, shown):
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert shown in answer.stdout, answer.stdout
     assert "stocache" not in answer.stderr and "RuntimeWarning" not in answer.stderr, answer.stderr
+
+
+def test_the_files_in_datasets_md_print_what_is_shown(unique_name, run_script):
+    page = (ROOT / "docs" / "datasets.md").read_text()
+    files = files_of(page.replace("datasets-lesson", unique_name()))
+    assert len(files) == 11
+    for name, (source, shown) in files.items():
+        done = run_script(source)
+        assert done.stdout == shown, name
+        assert "stocache" not in done.stderr and "Warning" not in done.stderr, done.stderr
+        if name == "run.py":
+            again = run_script(source).stdout
+            assert again == "100 samples at the start, 0 loaded in this run\n"

@@ -9,7 +9,8 @@ pub fn mutated(run: &mut Run) -> Verdict {
     let geometry = Geometry::plan(1 << 30, 1000, &[3, 32, 32], 0, 1, true)
         .map_err(|error| error.to_string())?;
     let total = geometry.layout().map_err(|error| error.to_string())?.total;
-    let header = Header { instance: 1, keep: false, fingerprint: 0, geometry };
+    let header =
+        Header { instance: 1, keep: false, fingerprint: 0, plan: stocache::Plan::Slots(geometry) };
     let good = header.encode().map_err(|error| error.to_string())?;
     for round in 0..run.count {
         let mut bad = good;

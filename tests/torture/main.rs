@@ -8,6 +8,7 @@ mod full;
 mod headers;
 mod lifecycle;
 mod processes;
+mod records;
 mod tear;
 mod writers;
 
@@ -41,11 +42,13 @@ fn main() -> ExitCode {
         "lifecycle" => lifecycle::cycles,
         "fork-detach" => lifecycle::fork_then_detach,
         "forks" => lifecycle::forks_while_threads_run,
+        "records" => records::stable,
+        "records-lru" => records::recycled,
         "headers" => headers::mutated,
         "full" => full::mount,
         _ => {
             eprintln!(
-                "usage: torture tear-copies|tear-views|takeover|stopped|lifecycle|fork-detach|forks|headers|full \
+                "usage: torture tear-copies|tear-views|takeover|stopped|lifecycle|fork-detach|forks|records|records-lru|headers|full \
                  [--count N] [--seed S]"
             );
             return ExitCode::from(2);

@@ -82,6 +82,17 @@ impl Child {
         unsafe { libc::kill(self.0, signal) };
     }
 
+    /// Whether it ended by itself.
+    pub fn has_ended(&self) -> bool {
+        let flags = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
+        // SAFETY: a child of ours; WNOWAIT leaves its end to be waited for again.
+        unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            libc::waitid(libc::P_PID, self.0 as libc::id_t, &mut info, flags) == 0
+                && info.si_pid() == self.0
+        }
+    }
+
     /// Stops the child, and returns when it stands still or is gone.
     pub fn stop(&self) {
         self.signal(libc::SIGSTOP);
@@ -130,8 +141,9 @@ impl Drop for Child {
 pub fn request(name: &str, len: u64, bytes: u64) -> Request {
     Request {
         name: name.to_string(),
-        geometry: Geometry::plan(u64::MAX >> 2, len, &[bytes], 0, 1, false)
-            .expect("a valid geometry"),
+        plan: stocache::Plan::Slots(
+            Geometry::plan(u64::MAX >> 2, len, &[bytes], 0, 1, false).expect("a valid geometry"),
+        ),
         fingerprint: 0,
         keep: false,
         backing: Backing::Shm,
@@ -151,7 +163,7 @@ pub fn open(request: &Request) -> Result<(Arc<Cache>, Opened), String> {
 
 /// The state byte of a slot, as it is.
 pub fn state(cache: &Cache, i: u64) -> u8 {
-    let at = cache.segment().layout().states_at + i;
+    let at = cache.layout().states_at + i;
     // SAFETY: in bounds (`at`), and bytes of the mapping may always be read.
     unsafe { cache.segment().mapping().at(at as usize, 1).as_ptr().read_volatile() }
 }

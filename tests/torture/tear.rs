@@ -8,9 +8,9 @@ use crate::{Run, Verdict};
 use std::time::Duration;
 use stocache::{Cache, Load, Store};
 
-const READS: usize = 0;
-const TORN: usize = 1;
-const FILLS: usize = 2;
+pub const READS: usize = 0;
+pub const TORN: usize = 1;
+pub const FILLS: usize = 2;
 const CHILDREN: usize = 4;
 const READS_PER_KILL: u64 = 100;
 
@@ -27,7 +27,7 @@ fn whole(index: u64, bytes: &[u8]) -> bool {
 }
 
 /// Kills children at random until `run.count` have died, then asks the tally.
-fn kill(run: &mut Run, tally: &Tally, work: impl Fn(Random) + Copy) -> Result<(), String> {
+pub fn kill(run: &mut Run, tally: &Tally, work: impl Fn(Random) + Copy) -> Result<(), String> {
     let spawn = |random: &mut Random| {
         let theirs = Random::new(random.next());
         Child::fork(move || work(theirs))
@@ -43,6 +43,9 @@ fn kill(run: &mut Run, tally: &Tally, work: impl Fn(Random) + Copy) -> Result<()
         }
         std::thread::sleep(Duration::from_micros(run.random.below(400)));
         let victim = run.random.below(CHILDREN as u64) as usize;
+        if children[victim].has_ended() {
+            return Err("a child panicked; what it said is above".into());
+        }
         drop(std::mem::replace(&mut children[victim], spawn(&mut run.random)));
         killed += 1;
     }

@@ -3,9 +3,9 @@
 use crate::counters::{Count, Counters};
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
-use crate::fork::{self, OpenCache};
+use crate::fork;
 use crate::known::Known;
-use crate::layout::{Bytes, EPOCH_AT, FROZEN_AT, Geometry, Layout, slot_checksum};
+use crate::layout::{Bytes, EPOCH_AT, FROZEN_AT, Geometry, Layout, Plan, slot_checksum};
 use crate::lease::Leases;
 use crate::memory::Mapping;
 use crate::segment::{Opened, Request, Segment};
@@ -68,6 +68,8 @@ pub struct Stats {
 /// A cache open in this process.
 pub struct Cache {
     segment: Segment,
+    geometry: Geometry,
+    layout: Layout,
     known: Known,
     /// errno of the write that froze the cache, if it was ours; for the message.
     frozen_by: AtomicU32,
@@ -123,39 +125,26 @@ impl Cache {
         !held.is_empty()
     }
 
-    /// A process has one `Cache` per segment.
     fn over((segment, how): (Segment, Opened)) -> Result<(Arc<Self>, Opened)> {
         let file = segment.file();
-        // Dropping a cache takes the same lock, so what must go is kept until it is released.
-        let mut fresh = Some(Self {
-            known: Known::new(segment.header().geometry.capacity),
+        let Plan::Slots(geometry) = segment.header().plan.clone() else {
+            return Err(Error::new(
+                Kind::Argument,
+                format!(
+                    "the cache {:?} holds the samples of a CachedDataset; use another name",
+                    segment.name()
+                ),
+            ));
+        };
+        let name = segment.name().to_string();
+        let fresh = Self {
+            known: Known::new(geometry.capacity),
+            layout: geometry.layout()?,
+            geometry,
             segment,
             frozen_by: AtomicU32::new(0),
-        });
-        let mut open = fork::open_caches();
-        let existing = open
-            .iter()
-            .find(|entry| entry.file == file)
-            .and_then(|entry| entry.cache.upgrade())
-            .and_then(|any| any.downcast::<Self>().ok());
-        let cache = match existing {
-            Some(existing) => existing,
-            None => {
-                open.retain(|entry| entry.cache.strong_count() > 0);
-                let cache =
-                    Arc::new(fresh.take().ok_or_else(|| Error::new(Kind::State, "opened twice"))?);
-                let any: Arc<dyn std::any::Any + Send + Sync> = cache.clone();
-                open.push(OpenCache {
-                    name: cache.segment.name().into(),
-                    file,
-                    cache: Arc::downgrade(&any),
-                    held: None,
-                });
-                cache
-            }
         };
-        drop(open);
-        drop(fresh);
+        let cache = fork::unique(file, &name, fresh);
         if how == Opened::Resumed {
             // It may have been kept because the space ran out; there may be more now.
             cache.frozen().store(0, Ordering::Relaxed);
@@ -175,11 +164,12 @@ impl Cache {
 
     /// What it holds.
     pub fn geometry(&self) -> &Geometry {
-        &self.segment.header().geometry
+        &self.geometry
     }
 
-    fn layout(&self) -> &Layout {
-        self.segment.layout()
+    /// Where everything lies in the segment.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     fn mapping(&self) -> &Mapping {
@@ -481,11 +471,15 @@ impl Cache {
         })?;
         let zeros = vec![0u8; self.geometry().slot_bytes as usize];
         let mut failed = None;
-        slots.clear(lease, |i| {
-            let wiped =
-                self.segment.write(&zeros, self.layout().slot_at(self.geometry(), i as u64));
-            failed = failed.or(wiped.err());
-        });
+        slots.clear(
+            lease,
+            |_| true,
+            |i| {
+                let wiped =
+                    self.segment.write(&zeros, self.layout().slot_at(self.geometry(), i as u64));
+                failed = failed.or(wiped.err());
+            },
+        );
         self.known.forget();
         self.frozen().store(0, Ordering::Relaxed);
         failed.map_or(Ok(()), |errno| Err(Error::system("cannot wipe a slot", errno)))
@@ -605,7 +599,7 @@ mod tests {
             assert!(i == 42 || slots.publish(i, 0));
         }
         let mut scrubbed = 0;
-        slots.clear(1, |_| scrubbed += 1);
+        slots.clear(1, |_| true, |_| scrubbed += 1);
         assert_eq!((scrubbed, slots.filled(), slots.state(42)), (99, 0, FIRST_LEASE));
     }
 

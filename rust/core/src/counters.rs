@@ -24,6 +24,14 @@ pub(crate) enum Count {
     Dropped = 6,
     /// Slots whose checksum did not match.
     Damaged = 7,
+    /// Samples loaded from the source.
+    Loads = 8,
+    /// Nanoseconds that took.
+    LoadNanos = 9,
+    /// Records too large for any room there is.
+    TooLarge = 10,
+    /// Records that made room for others.
+    Evicted = 11,
 }
 
 /// The counters of a segment.

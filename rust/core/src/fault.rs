@@ -21,6 +21,8 @@ pub(crate) enum Fault {
     WriteThroughMapping,
     /// Ignore the epoch, so that a copy may mix an old and a new value.
     IgnoreEpoch,
+    /// Empty a region without asking whether somebody is writing to it.
+    RecycleInUse,
     /// Leave open segments as they are when the process forks.
     NoForkHandler,
 }

@@ -4,6 +4,7 @@ use crate::layout::HEADER_BYTES;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
+use std::io::IoSlice;
 use std::path::Path;
 
 /// Removes `path` if it still names `file`. Call it with the exclusive lock held: by the rules
@@ -85,6 +86,32 @@ pub(crate) fn write_all(
             }
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// As `write_all`, of parts that follow each other.
+pub(crate) fn write_all_parts(
+    file: BorrowedFd<'_>,
+    parts: &[IoSlice<'_>],
+    mut at: u64,
+) -> rustix::io::Result<()> {
+    const MOST: usize = 1024; // what the kernel takes at once
+    for some in parts.chunks(MOST) {
+        let mut list = some.to_vec();
+        let mut left = &mut list[..];
+        IoSlice::advance_slices(&mut left, 0); // leaves out empty ones at the front
+        while !left.is_empty() {
+            match rustix::io::pwritev(file, left, at) {
+                Ok(0) => return Err(Errno::NOSPC),
+                Ok(n) => {
+                    IoSlice::advance_slices(&mut left, n);
+                    at += n as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
         }
     }
     Ok(())

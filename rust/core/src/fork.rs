@@ -158,6 +158,31 @@ pub(crate) fn open_caches() -> ForkGuard<'static, Vec<OpenCache>> {
     OPEN.lock()
 }
 
+/// The one object of this process over the segment `file`: what is open already, or `fresh`.
+pub(crate) fn unique<T: std::any::Any + Send + Sync>(
+    file: (u64, u64),
+    name: &str,
+    fresh: T,
+) -> Arc<T> {
+    // Dropping a cache takes the same lock, so what must go is kept until it is released.
+    let fresh = Arc::new(fresh);
+    let mut open = open_caches();
+    let existing = open
+        .iter()
+        .find(|entry| entry.file == file)
+        .and_then(|entry| entry.cache.upgrade())
+        .and_then(|any| any.downcast::<T>().ok());
+    let chosen = existing.unwrap_or_else(|| {
+        open.retain(|entry| entry.cache.strong_count() > 0);
+        let any: Arc<dyn std::any::Any + Send + Sync> = fresh.clone();
+        let cache = Arc::downgrade(&any);
+        open.push(OpenCache { name: name.into(), file, cache, held: None });
+        fresh.clone()
+    });
+    drop(open);
+    chosen
+}
+
 /// The pid, remembered: getpid is a system call.
 #[inline]
 pub(crate) fn process() -> u32 {

@@ -23,8 +23,24 @@
 //!   192  8   states offset      200  8   checks offset
 //!   208  8   data offset        216  8   total length
 //!   224  16  fingerprint, zero if none
-//!   240  8   zero
+//!   240  4   kind: 0 slots      244  4   zero
 //!   248  8   XXH3 of bytes 0 to 248
+//! ```
+//!
+//! A segment of records (store.rs) has kind 1 at 240 and differs from 32 on:
+//!
+//! ```text
+//!   states    dataset_len + LOCKS  bytes, one state per sample, then those of the locks
+//!   places    dataset_len  u64     where a sample's record begins (see store.rs)
+//!   infos     dataset_len  u64     its length and schema
+//!   regions   64 bytes of heads, then 64 bytes per region: cursor and last use
+//!   schemas   SCHEMA_BYTES         appended to, never changed
+//!   data      records
+//!
+//!   32   8   dataset_len        40   8   data_bytes
+//!   48   8   number of regions  192  8   states offset
+//!   200  8   places offset      208  8   data offset       216  8   total length
+//!   240  4   kind
 //! ```
 //!
 //! Offsets follow from the geometry; they are stored so that a reader of another build that
@@ -52,6 +68,8 @@ const MAGIC: [u8; 8] = *b"stocache";
 const CHECKSUM_AT: usize = HEADER_BYTES - 8;
 const FLAG_KEEP: u32 = 1;
 const FLAG_VERIFY: u32 = 2;
+const KIND_SLOTS: u32 = 0;
+const KIND_RECORDS: u32 = 1;
 
 const _: () = {
     assert!(HEADER_BYTES <= FROZEN_AT);
@@ -233,6 +251,177 @@ impl Layout {
     }
 }
 
+/// Room for records of any size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Samples in the dataset.
+    pub dataset_len: u64,
+    /// Bytes for records.
+    pub data_bytes: u64,
+    /// Into how many regions they are divided. One is never recycled; of several, the one that was
+    /// not used for longest is emptied when a new one is needed.
+    pub regions: u64,
+}
+
+/// States beyond those of the samples: locks that end with their holder.
+pub(crate) const LOCKS: u64 = 2;
+/// Bytes for the schemas of records.
+pub(crate) const SCHEMA_BYTES: u64 = 64 << 10;
+const LINE: u64 = 64;
+/// How many regions there are where regions are recycled.
+const REGIONS: u64 = 32;
+
+impl Room {
+    /// What `limit_bytes` leave for records once the index has its share.
+    pub fn plan(limit_bytes: u64, dataset_len: u64, recycle: bool) -> Result<Self> {
+        if dataset_len == 0 {
+            return Err(Error::new(
+                Kind::Argument,
+                "the dataset is empty; there is nothing to cache",
+            ));
+        }
+        let regions = if recycle { REGIONS } else { 1 };
+        let bare = Self { dataset_len, data_bytes: 0, regions };
+        let index = bare.layout()?.data_at;
+        // A region begins where a record may.
+        let each = limit_bytes.saturating_sub(index) / regions / RECORD_ALIGN * RECORD_ALIGN;
+        if each == 0 {
+            return Err(Error::new(
+                Kind::Argument,
+                format!(
+                    "memory is {}, which is too small: the index of {dataset_len} samples alone takes {}; raise it",
+                    Bytes(limit_bytes),
+                    Bytes(index)
+                ),
+            ));
+        }
+        let room = Self { dataset_len, data_bytes: each * regions, regions };
+        room.layout().map(|_| room)
+    }
+
+    /// Bytes of one region.
+    pub fn region_bytes(&self) -> u64 {
+        self.data_bytes / self.regions
+    }
+
+    /// Where everything lies.
+    pub fn layout(&self) -> Result<RecordLayout> {
+        RecordLayout::of(self).ok_or_else(|| {
+            Error::new(
+                Kind::Argument,
+                format!("a cache of {self} is beyond what one file can hold; lower the limit"),
+            )
+        })
+    }
+}
+
+impl std::fmt::Display for Room {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let policy = if self.regions == 1 { "freeze" } else { "lru" };
+        write!(
+            f,
+            "{} for records of {} samples, policy {policy:?}",
+            Bytes(self.data_bytes),
+            self.dataset_len
+        )
+    }
+}
+
+/// Records begin at multiples of this, which suits every element type.
+pub(crate) const RECORD_ALIGN: u64 = 16;
+
+/// Offsets of the parts of a segment of records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordLayout {
+    pub(crate) states_at: u64,
+    pub(crate) places_at: u64,
+    pub(crate) infos_at: u64,
+    pub(crate) regions_at: u64,
+    pub(crate) schemas_at: u64,
+    /// The records. Everything before is metadata, allocated at creation.
+    pub data_at: u64,
+    /// Length of the segment.
+    pub total: u64,
+}
+
+impl RecordLayout {
+    fn of(room: &Room) -> Option<Self> {
+        let lines = |at: u64| at.checked_next_multiple_of(LINE);
+        let words = room.dataset_len.checked_mul(8)?;
+        let states_at = (COUNTERS_AT + COUNTER_STRIPES * COUNTER_STRIPE_BYTES) as u64;
+        let places_at = lines(states_at.checked_add(room.dataset_len)?.checked_add(LOCKS)?)?;
+        let infos_at = lines(places_at.checked_add(words)?)?;
+        let regions_at = lines(infos_at.checked_add(words)?)?;
+        let schemas_at = regions_at.checked_add(room.regions.checked_add(1)?.checked_mul(LINE)?)?;
+        let data_at =
+            schemas_at.checked_add(SCHEMA_BYTES)?.checked_next_multiple_of(PAGE as u64)?;
+        let total = data_at.checked_add(room.data_bytes)?;
+        let fits = total <= i64::MAX as u64;
+        fits.then_some(Self {
+            states_at,
+            places_at,
+            infos_at,
+            regions_at,
+            schemas_at,
+            data_at,
+            total,
+        })
+    }
+
+    /// Where the words of region `r` are; those of all regions together stand before the first.
+    pub(crate) fn region_at(&self, r: u64) -> usize {
+        (self.regions_at + (r + 1) * LINE) as usize
+    }
+}
+
+/// What a segment holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// A slot per sample (cache.rs).
+    Slots(Geometry),
+    /// Records of any size (store.rs).
+    Records(Room),
+}
+
+impl Plan {
+    /// Samples in the dataset.
+    pub fn dataset_len(&self) -> u64 {
+        match self {
+            Plan::Slots(geometry) => geometry.dataset_len,
+            Plan::Records(room) => room.dataset_len,
+        }
+    }
+
+    /// Whether somebody who asked for `wanted` can use this. Records are as good in more room or
+    /// less: who came first decided.
+    pub(crate) fn serves(&self, wanted: &Plan) -> bool {
+        match (self, wanted) {
+            (Plan::Slots(ours), Plan::Slots(theirs)) => ours == theirs,
+            (Plan::Records(ours), Plan::Records(theirs)) => {
+                (ours.dataset_len, ours.regions) == (theirs.dataset_len, theirs.regions)
+            }
+            _ => false,
+        }
+    }
+
+    /// Where the data begin, and the length of the segment. What lies before is metadata.
+    pub fn extent(&self) -> Result<(u64, u64)> {
+        match self {
+            Plan::Slots(geometry) => geometry.layout().map(|l| (l.data_at, l.total)),
+            Plan::Records(room) => room.layout().map(|l| (l.data_at, l.total)),
+        }
+    }
+}
+
+impl std::fmt::Display for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Plan::Slots(geometry) => geometry.fmt(f),
+            Plan::Records(room) => room.fmt(f),
+        }
+    }
+}
+
 /// The immutable first bytes of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -243,33 +432,46 @@ pub struct Header {
     /// What the user says the data are, hashed; zero if nothing was said.
     pub fingerprint: u128,
     /// What is cached.
-    pub geometry: Geometry,
+    pub plan: Plan,
 }
 
 impl Header {
     /// The bytes of this header.
     pub fn encode(&self) -> Result<[u8; HEADER_BYTES]> {
-        let g = &self.geometry;
-        let layout = g.layout()?;
         let mut out = [0; HEADER_BYTES];
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
-        let flags = if self.keep { FLAG_KEEP } else { 0 } | if g.verify { FLAG_VERIFY } else { 0 };
+        let verify = matches!(&self.plan, Plan::Slots(g) if g.verify);
+        let flags = if self.keep { FLAG_KEEP } else { 0 } | if verify { FLAG_VERIFY } else { 0 };
         put(0, &MAGIC);
         put(8, &FORMAT.to_le_bytes());
         put(12, &flags.to_le_bytes());
         put(16, &self.instance.to_le_bytes());
-        put(32, &g.dataset_len.to_le_bytes());
-        put(40, &g.capacity.to_le_bytes());
-        put(48, &g.slot_bytes.to_le_bytes());
-        put(56, &g.dtype.to_le_bytes());
-        put(60, &(g.dims.len() as u32).to_le_bytes());
-        for (i, dim) in g.dims.iter().enumerate() {
-            put(64 + 8 * i, &dim.to_le_bytes());
+        let offsets = match &self.plan {
+            Plan::Slots(g) => {
+                let layout = g.layout()?;
+                put(32, &g.dataset_len.to_le_bytes());
+                put(40, &g.capacity.to_le_bytes());
+                put(48, &g.slot_bytes.to_le_bytes());
+                put(56, &g.dtype.to_le_bytes());
+                put(60, &(g.dims.len() as u32).to_le_bytes());
+                for (i, dim) in g.dims.iter().enumerate() {
+                    put(64 + 8 * i, &dim.to_le_bytes());
+                }
+                put(240, &KIND_SLOTS.to_le_bytes());
+                [layout.states_at, layout.checks_at, layout.data_at, layout.total]
+            }
+            Plan::Records(room) => {
+                let layout = room.layout()?;
+                put(32, &room.dataset_len.to_le_bytes());
+                put(40, &room.data_bytes.to_le_bytes());
+                put(48, &room.regions.to_le_bytes());
+                put(240, &KIND_RECORDS.to_le_bytes());
+                [layout.states_at, layout.places_at, layout.data_at, layout.total]
+            }
+        };
+        for (i, offset) in offsets.iter().enumerate() {
+            put(192 + 8 * i, &offset.to_le_bytes());
         }
-        put(192, &layout.states_at.to_le_bytes());
-        put(200, &layout.checks_at.to_le_bytes());
-        put(208, &layout.data_at.to_le_bytes());
-        put(216, &layout.total.to_le_bytes());
         put(224, &self.fingerprint.to_le_bytes());
         let checksum = xxh3_64(&out[..CHECKSUM_AT]);
         out[CHECKSUM_AT..].copy_from_slice(&checksum.to_le_bytes());
@@ -296,40 +498,54 @@ impl Header {
         {
             return refuse("checksum: its header is damaged".into());
         }
-        let flags = u32_at(12);
-        let ndim = u32_at(60) as usize;
-        if flags & !(FLAG_KEEP | FLAG_VERIFY) != 0 || ndim > MAX_DIMS {
-            return refuse(format!("header: flags {flags:#x} and {ndim} dimensions are not known"));
+        let (flags, kind, ndim) = (u32_at(12), u32_at(240), u32_at(60) as usize);
+        if flags & !(FLAG_KEEP | FLAG_VERIFY) != 0 || ndim > MAX_DIMS || kind > KIND_RECORDS {
+            return refuse(format!(
+                "header: kind {kind}, flags {flags:#x} and {ndim} dimensions are not known"
+            ));
         }
-        let geometry = Geometry {
-            dataset_len: u64_at(32),
-            capacity: u64_at(40),
-            slot_bytes: u64_at(48),
-            dtype: u32_at(56) as i32,
-            dims: (0..ndim).map(|i| u64_at(64 + 8 * i)).collect(),
-            verify: flags & FLAG_VERIFY != 0,
-        };
-        let layout = Layout::of(&geometry).filter(|layout| {
-            geometry.dataset_len > 0
+        let offsets = [u64_at(192), u64_at(200), u64_at(208), u64_at(216)];
+        let (plan, fits) = if kind == KIND_SLOTS {
+            let geometry = Geometry {
+                dataset_len: u64_at(32),
+                capacity: u64_at(40),
+                slot_bytes: u64_at(48),
+                dtype: u32_at(56) as i32,
+                dims: (0..ndim).map(|i| u64_at(64 + 8 * i)).collect(),
+                verify: flags & FLAG_VERIFY != 0,
+            };
+            let fits = geometry.dataset_len > 0
                 && geometry.slot_bytes > 0
                 && geometry.capacity <= geometry.dataset_len
-                && layout.states_at == u64_at(192)
-                && layout.checks_at == u64_at(200)
-                && layout.data_at == u64_at(208)
-                && layout.total == u64_at(216)
-        });
-        match layout {
-            None => refuse(format!("header: its offsets do not fit its geometry ({geometry})")),
-            Some(layout) if layout.total != file_len => {
-                refuse(format!("size: it has {file_len} bytes, its header says {}", layout.total))
-            }
-            Some(_) => Ok(Self {
-                instance: u128::from_le_bytes(field(bytes, 16)),
-                keep: flags & FLAG_KEEP != 0,
-                fingerprint: u128::from_le_bytes(field(bytes, 224)),
-                geometry,
-            }),
+                && Layout::of(&geometry)
+                    .is_some_and(|l| [l.states_at, l.checks_at, l.data_at, l.total] == offsets);
+            (Plan::Slots(geometry), fits)
+        } else {
+            let room =
+                Room { dataset_len: u64_at(32), data_bytes: u64_at(40), regions: u64_at(48) };
+            let fits = room.dataset_len > 0
+                && (room.regions == 1 || room.regions == REGIONS)
+                && room.data_bytes > 0
+                && room.data_bytes.is_multiple_of(room.regions * RECORD_ALIGN)
+                && RecordLayout::of(&room)
+                    .is_some_and(|l| [l.states_at, l.places_at, l.data_at, l.total] == offsets);
+            (Plan::Records(room), fits)
+        };
+        if !fits {
+            return refuse(format!("header: its offsets do not fit its geometry ({plan})"));
         }
+        if offsets[3] != file_len {
+            return refuse(format!(
+                "size: it has {file_len} bytes, its header says {}",
+                offsets[3]
+            ));
+        }
+        Ok(Self {
+            instance: u128::from_le_bytes(field(bytes, 16)),
+            keep: flags & FLAG_KEEP != 0,
+            fingerprint: u128::from_le_bytes(field(bytes, 224)),
+            plan,
+        })
     }
 
     /// A fingerprint of what the user says the data are.
@@ -377,7 +593,7 @@ mod tests {
             instance: 0x0102_0304,
             keep: true,
             fingerprint: Header::fingerprint_of(b"imagenet"),
-            geometry: Geometry::plan(1 << 20, 1000, &[3, 4, 5], 0, 1, true).unwrap(),
+            plan: Plan::Slots(Geometry::plan(1 << 20, 1000, &[3, 4, 5], 0, 1, true).unwrap()),
         }
     }
 
@@ -394,7 +610,7 @@ mod tests {
     #[test]
     fn header_survives_a_round_trip() {
         let header = header();
-        let total = header.geometry.layout().unwrap().total;
+        let total = header.plan.extent().unwrap().1;
         assert_eq!(Header::decode(&header.encode().unwrap(), total).unwrap(), header);
     }
 
@@ -461,7 +677,7 @@ mod tests {
         let long = std::env::var_os("STOCACHE_LONG").is_some();
         let rounds = if long { 1_000_000 } else { 100_000 };
         let good = header().encode().unwrap();
-        let total = header().geometry.layout().unwrap().total;
+        let total = header().plan.extent().unwrap().1;
         let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
         let mut random = move || {
             seed ^= seed << 13;

@@ -4,8 +4,10 @@
 //!
 //! | module | role |
 //! | --- | --- |
+//! | [`store`] | records of any size, one per sample |
 //! | [`cache`] | the dense cache: one slot per sample, loaded and stored by index |
 //! | [`gather`] | many slots at once, into one buffer |
+//! | [`ring`] | batch buffers that cross processes without a copy |
 //! | [`known`] | what this process already knows to be set |
 //! | [`slot`] | the state byte of a slot: claim, publish, take over |
 //! | [`lease`] | proof that a writer lives: a locked byte the kernel frees |
@@ -48,9 +50,13 @@ mod memory;
 #[cfg(not(loom))]
 mod name;
 #[cfg(not(loom))]
+pub mod ring;
+#[cfg(not(loom))]
 pub mod segment;
 #[cfg(not(loom))]
 pub mod space;
+#[cfg(not(loom))]
+pub mod store;
 
 #[cfg(not(loom))]
 pub use cache::{Cache, Load, Stats, Store};
@@ -60,6 +66,8 @@ pub use memory::Mapping;
 pub use name::random_name;
 #[cfg(not(loom))]
 pub use segment::{Backing, Join, Opened, Request, sweep};
+#[cfg(not(loom))]
+pub use store::{Begin, Filled, Record, RecordStore, StoreStats};
 
 pub use error::{Error, Kind, Result};
-pub use layout::Geometry;
+pub use layout::{Geometry, Plan, Room};

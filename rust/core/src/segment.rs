@@ -20,9 +20,10 @@ use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
 use crate::file::{
     allocate, check_private, is_named, open_checked, read_header, unlink_same, write_all,
+    write_all_parts,
 };
 use crate::fork::{self, Anchor, Unforked};
-use crate::layout::{self, Bytes, Geometry, Header, Layout};
+use crate::layout::{self, Bytes, Header, Plan};
 use crate::memory::Mapping;
 pub use crate::name::Backing;
 use crate::name::{SHM, backing_of, check_name, file_name, file_prefix, numbers, path_of};
@@ -31,6 +32,7 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::CString;
+use std::io::IoSlice;
 use std::os::fd::IntoRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -69,7 +71,7 @@ pub struct Request {
     /// The user's name for it, or a generated one.
     pub name: String,
     /// What it holds.
-    pub geometry: Geometry,
+    pub plan: Plan,
     /// What the user says the data are; zero for nothing.
     pub fingerprint: u128,
     /// The name outlives the last process.
@@ -98,12 +100,12 @@ struct Wanted<'a> {
 
 impl Wanted<'_> {
     fn check(self, header: &Header) -> Result<()> {
-        space::check_file_size(header.geometry.layout()?.total)?;
+        space::check_file_size(header.plan.extent()?.1)?;
         let Some(request) = self.like else { return Ok(()) };
-        let why = if header.geometry != request.geometry {
+        let why = if !header.plan.serves(&request.plan) {
             format!(
                 "geometry: the cache {:?} exists with {}, but {} was asked for; use another name or the same arguments",
-                self.name, header.geometry, request.geometry
+                self.name, header.plan, request.plan
             )
         } else if request.keep && !header.keep {
             format!(
@@ -138,7 +140,6 @@ pub struct Segment {
     anchor: Arc<Anchor>,
     mapping: Arc<Mapping>,
     header: Header,
-    layout: Layout,
     backing: Backing,
     name: String,
 }
@@ -153,8 +154,8 @@ impl Segment {
                 "keep=True needs backing=\"shm\": a memfd ends with its last process",
             ));
         }
-        let layout = request.geometry.layout()?;
-        space::check_file_size(layout.total)?;
+        let (_, total) = request.plan.extent()?;
+        space::check_file_size(total)?;
         if let Some(join) = request.join
             && let Some(found) =
                 Self::join_at(request.wanted(), join.pid, join.fd, Some(join.instance))?
@@ -184,7 +185,7 @@ impl Segment {
             {
                 return Ok((found, Opened::Joined));
             }
-            let made = match choose(request, layout.total)? {
+            let made = match choose(request, total)? {
                 Backing::Memfd => Some(Self::create_memfd(request, started)?),
                 _ => Self::create(request)?.map(|segment| (segment, Opened::Created)),
             };
@@ -264,7 +265,7 @@ impl Segment {
 
     /// Gives a new file its mode, its metadata and its length. The data stay a hole.
     fn lay_out(file: BorrowedFd<'_>, request: &Request) -> Result<Header> {
-        let layout = request.geometry.layout()?;
+        let (data_at, total) = request.plan.extent()?;
         let mut instance = [0; 16];
         rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty())
             .map_err(|errno| Error::system("no random numbers", errno))?;
@@ -272,18 +273,18 @@ impl Segment {
             instance: u128::from_le_bytes(instance),
             keep: request.keep,
             fingerprint: request.fingerprint,
-            geometry: request.geometry.clone(),
+            plan: request.plan.clone(),
         };
         let sized = || -> rustix::io::Result<()> {
             rustix::fs::fchmod(file, Mode::RUSR | Mode::WUSR)?; // whatever the umask says
-            allocate(file, 0, layout.data_at)?;
-            rustix::fs::ftruncate(file, layout.total)
+            allocate(file, 0, data_at)?;
+            rustix::fs::ftruncate(file, total)
         };
         sized().map_err(|errno| {
             let doing = format!(
                 "cannot reserve {} for the states of {} samples",
-                Bytes(layout.data_at),
-                request.geometry.dataset_len
+                Bytes(data_at),
+                request.plan.dataset_len()
             );
             Error::system(&doing, errno)
         })?;
@@ -294,9 +295,10 @@ impl Segment {
 
     /// The state bytes beyond the capacity say so, before anybody can see them.
     fn mark_beyond(&self) {
-        let g = &self.header.geometry;
-        let mut at = self.layout.states_at + g.capacity;
-        let end = self.layout.states_at + g.dataset_len;
+        let Plan::Slots(g) = &self.header.plan else { return };
+        let Ok(layout) = g.layout() else { return };
+        let mut at = layout.states_at + g.capacity;
+        let end = layout.states_at + g.dataset_len;
         let chunk = [slot::BEYOND; 4096];
         while at < end {
             let n = (end - at).min(chunk.len() as u64);
@@ -314,26 +316,18 @@ impl Segment {
         backing: Backing,
         path: Option<PathBuf>,
     ) -> Result<Self> {
-        let layout = header.geometry.layout()?;
+        let (_, total) = header.plan.extent()?;
         let stat = rustix::fs::fstat(&file)
             .map_err(|errno| Error::system("cannot look at the segment", errno))?;
-        let mapping = Mapping::map(file.as_fd(), layout.total as usize).map_err(|errno| {
-            Error::system(&format!("cannot map {}", Bytes(layout.total)), errno)
-        })?;
+        let mapping = Mapping::map(file.as_fd(), total as usize)
+            .map_err(|errno| Error::system(&format!("cannot map {}", Bytes(total)), errno))?;
         let removable = path
             .filter(|_| !header.keep)
             .and_then(|path| CString::new(path.into_os_string().into_encoded_bytes()).ok());
         let id = (stat.st_dev, stat.st_ino);
         let anchor = Arc::new(Anchor::new(file.into_raw_fd(), id, removable, remove_if_last));
         unforked.register(anchor.clone());
-        Ok(Self {
-            anchor,
-            mapping: Arc::new(mapping),
-            header,
-            layout,
-            backing,
-            name: name.to_string(),
-        })
+        Ok(Self { anchor, mapping: Arc::new(mapping), header, backing, name: name.to_string() })
     }
 
     /// One look at the name in /dev/shm.
@@ -440,11 +434,6 @@ impl Segment {
         &self.header
     }
 
-    /// Where everything lies in it.
-    pub fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
     /// Where its bytes live; never [`Backing::Auto`].
     pub fn backing(&self) -> Backing {
         self.backing
@@ -482,6 +471,22 @@ impl Segment {
             return Err(Errno::BADF);
         }
         write_all(self.fd(), bytes, at)
+    }
+
+    /// As `write`, of several parts that follow each other.
+    pub(crate) fn write_parts(&self, parts: &[IoSlice<'_>], at: u64) -> rustix::io::Result<()> {
+        if active(Fault::WriteThroughMapping) {
+            let mut at = at as usize;
+            for part in parts {
+                self.mapping.write(at, part);
+                at += part.len();
+            }
+            return Ok(());
+        }
+        if !self.anchor.is_ours() {
+            return Err(Errno::BADF);
+        }
+        write_all_parts(self.fd(), parts, at)
     }
 
     /// Makes sure that touching `len` bytes at `at` cannot fail any more.

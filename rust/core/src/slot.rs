@@ -144,17 +144,24 @@ impl<'a> Slots<'a> {
         }
     }
 
-    /// Empties every set slot; `scrub` may wipe the bytes of a slot while it is claimed.
+    /// Empties the set slots that are `doomed`; `scrub` may wipe the bytes of a slot while it is
+    /// claimed.
     ///
     /// Slots that others are writing keep what they are being given: that write counts as later.
-    pub fn clear(&self, lease: u8, mut scrub: impl FnMut(usize)) {
+    pub fn clear(
+        &self,
+        lease: u8,
+        mut doomed: impl FnMut(usize) -> bool,
+        mut scrub: impl FnMut(usize),
+    ) {
         const CHUNK: usize = 1024;
         let mut claimed = [0usize; CHUNK];
         let mut next = 0;
         while next < self.states.len() {
             let mut n = 0;
             while next < self.states.len() && n < CHUNK {
-                if self.states[next].load(Ordering::Relaxed) == SET
+                if self.state(next) == SET
+                    && doomed(next)
                     && self.exchange(next, SET, FIRST_LEASE + lease)
                 {
                     claimed[n] = next;

@@ -140,7 +140,7 @@ pub fn check_memory(need: u64) -> Result<()> {
     Err(Error::new(
         Kind::Space,
         format!(
-            "the cache needs {} but only {} can be used ({}); lower size_limit_gib to at most {:.2}",
+            "the cache needs {} but only {} can be used ({}); lower the limit to at most {:.2} GiB",
             Bytes(need),
             Bytes(memory.free),
             memory.set_by,

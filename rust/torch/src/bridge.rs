@@ -1,8 +1,11 @@
 //! The whole boundary between Rust and C++. It forwards; it does not decide.
 #![allow(unsafe_code)] // the boundary itself
 
+use crate::batches::{drop_batch, receive_batch, send_batch, take_batch};
 pub use crate::handle::{Handle, Pin};
-use crate::handle::{by_name, fingerprint_of, join, open, release, sweep, unpin};
+use crate::handle::{by_name, fingerprint_of, free_memory, join, open, release, sweep, unpin};
+pub use crate::records::Records;
+use crate::records::open_records;
 
 #[cxx::bridge(namespace = "stocache::bridge")]
 pub mod ffi {
@@ -54,6 +57,84 @@ pub mod ffi {
         fd: i32,
     }
 
+    /// A store of records to open, as the user said it.
+    #[derive(Clone)]
+    struct RecordOptions {
+        limit_bytes: u64,
+        dataset_len: i64,
+        /// "freeze" or "lru".
+        policy: String,
+        /// Empty: one that nobody else has is made up.
+        name: String,
+        backing: String,
+        keep: bool,
+        fingerprint: String,
+        instance: String,
+        pid: u32,
+        fd: i32,
+    }
+
+    /// A record in the mapping; no data if there is none.
+    struct RecordAt {
+        data: *const u8,
+        len: usize,
+        schema: u16,
+    }
+
+    /// Bytes of a record to be.
+    struct Part {
+        data: *const u8,
+        len: usize,
+    }
+
+    /// Where another process finds a batch; see `stocache::ring::Ticket`.
+    struct Ticket {
+        pid: u32,
+        fd: i32,
+        instance: u64,
+        bytes: u64,
+        serial: u64,
+    }
+
+    /// Who loads a sample.
+    enum Loader {
+        Mine,
+        Nobody,
+        Other,
+        /// The store takes nothing now.
+        Refused,
+    }
+
+    /// What became of a record.
+    enum Filled {
+        Stored,
+        Lost,
+        Full,
+        TooLarge,
+        Refused,
+        /// Refused, and this was the write that froze the store.
+        Froze,
+    }
+
+    struct RecordStats {
+        hits: u64,
+        misses: u64,
+        fills: u64,
+        bytes: u64,
+        waits: u64,
+        lost: u64,
+        dropped: u64,
+        loads: u64,
+        load_nanos: u64,
+        too_large: u64,
+        evicted: u64,
+        filled: u64,
+        used_bytes: u64,
+        data_bytes: u64,
+        dataset_len: u64,
+        frozen: bool,
+    }
+
     /// What a look-up found.
     struct Found {
         state: Slot,
@@ -100,6 +181,8 @@ pub mod ffi {
         fn release(name: &str) -> bool;
         fn fingerprint_of(text: &[u8]) -> String;
         fn sweep() -> Vec<String>;
+        /// Bytes that the machine and the memory cgroup leave.
+        fn free_memory() -> u64;
         unsafe fn unpin(pin: *mut Pin);
 
         fn hold(self: &Handle);
@@ -130,6 +213,42 @@ pub mod ffi {
         fn clear(self: &Handle) -> Result<()>;
         fn stats(self: &Handle) -> Stats;
         fn frozen_reason(self: &Handle) -> String;
+    }
+
+    extern "Rust" {
+        /// A batch buffer that nobody else holds, or null.
+        fn take_batch(bytes: usize) -> *mut u8;
+        /// Ends a hold on a batch buffer.
+        unsafe fn drop_batch(data: *mut u8);
+        /// A ticket for the batch buffer that holds `data`; no bytes if there is none.
+        unsafe fn send_batch(data: *const u8) -> Ticket;
+        /// The batch of a ticket, held until `drop_batch`.
+        fn receive_batch(ticket: &Ticket) -> Result<*mut u8>;
+    }
+
+    extern "Rust" {
+        /// A store of records, open in this process.
+        type Records;
+
+        fn open_records(options: &RecordOptions) -> Result<Box<Records>>;
+
+        fn find(self: &Records, i: i64) -> RecordAt;
+        fn is_stable(self: &Records) -> bool;
+        fn epoch(self: &Records) -> u64;
+        fn unmoved(self: &Records, before: u64) -> bool;
+        fn note(self: &Records, hits: u64, misses: u64);
+        fn note_loads(self: &Records, loads: u64, nanos: u64);
+        fn begin(self: &Records, i: i64) -> Loader;
+        fn wait(self: &Records, i: i64, nanos: u64);
+        fn abandon(self: &Records, i: i64);
+        unsafe fn fill(self: &Records, i: i64, schema: u16, parts: &[Part]) -> Result<Filled>;
+        fn intern(self: &Records, schema: &[u8]) -> u16;
+        fn schema(self: &Records, number: u16) -> Vec<u8>;
+        fn clear(self: &Records) -> Result<()>;
+        fn stats(self: &Records) -> RecordStats;
+        fn frozen_reason(self: &Records) -> String;
+        fn place(self: &Records) -> Place;
+        fn options(self: &Records) -> RecordOptions;
     }
 
     unsafe extern "C++" {

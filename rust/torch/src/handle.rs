@@ -7,8 +7,10 @@ use crate::tensor::{Contents, borrow, flags, indices};
 use cxx::UniquePtr;
 use std::sync::Arc;
 use stocache::layout::Header;
+use stocache::segment::Segment;
 use stocache::{
-    Backing, Cache, Error, Geometry, Join, Kind, Load, Mapping, Opened, Request, Store, random_name,
+    Backing, Cache, Error, Geometry, Join, Kind, Load, Mapping, Opened, Plan, Request, Store,
+    random_name,
 };
 
 type Result<T> = std::result::Result<T, Crossing>;
@@ -53,12 +55,7 @@ fn request(options: &ffi::Options) -> Result<Request> {
     let dims = dims
         .map(|(i, &dim)| whole(&format!("dimension {i} of data_dims"), dim))
         .collect::<Result<Vec<u64>>>()?;
-    let backing = match options.backing.as_str() {
-        "auto" => Backing::Auto,
-        "shm" => Backing::Shm,
-        "memfd" => Backing::Memfd,
-        other => return Err(unknown("backing", other, r#""auto", "shm" or "memfd""#)),
-    };
+    let backing = backing(&options.backing)?;
     let verify = match options.verify.as_str() {
         "never" => false,
         "always" => true,
@@ -71,36 +68,51 @@ fn request(options: &ffi::Options) -> Result<Request> {
     }
     Ok(Request {
         name: if private { random_name()? } else { options.name.clone() },
-        geometry: Geometry::plan(
+        plan: Plan::Slots(Geometry::plan(
             (gib * GIB) as u64,
             dataset_len,
             &dims,
             options.dtype,
             options.item_bytes,
             verify,
-        )?,
-        fingerprint: u128::from_str_radix(&options.fingerprint, 16).unwrap_or_default(),
+        )?),
+        fingerprint: hashed(&options.fingerprint),
         keep: options.keep,
         backing,
         private,
-        join: u128::from_str_radix(&options.instance, 16).ok().map(|instance| Join {
-            instance,
-            pid: options.pid,
-            fd: options.fd,
-        }),
+        join: join_of(&options.instance, options.pid, options.fd),
     })
 }
 
-fn argument(message: String) -> Crossing {
+/// What `fingerprint_of` made.
+pub fn hashed(fingerprint: &str) -> u128 {
+    u128::from_str_radix(fingerprint, 16).unwrap_or_default()
+}
+
+/// Where another process has it open; an empty instance says nobody does.
+pub fn join_of(instance: &str, pid: u32, fd: i32) -> Option<Join> {
+    u128::from_str_radix(instance, 16).ok().map(|instance| Join { instance, pid, fd })
+}
+
+pub fn backing(word: &str) -> Result<Backing> {
+    match word {
+        "auto" => Ok(Backing::Auto),
+        "shm" => Ok(Backing::Shm),
+        "memfd" => Ok(Backing::Memfd),
+        other => Err(unknown("backing", other, r#""auto", "shm" or "memfd""#)),
+    }
+}
+
+pub fn argument(message: String) -> Crossing {
     Error::new(Kind::Argument, message).into()
 }
 
-fn unknown(what: &str, given: &str, allowed: &str) -> Crossing {
+pub fn unknown(what: &str, given: &str, allowed: &str) -> Crossing {
     argument(format!("{what} {given:?} is not known; use {allowed}"))
 }
 
 /// A whole number of at least 1.
-fn whole(what: &str, given: i64) -> Result<u64> {
+pub fn whole(what: &str, given: i64) -> Result<u64> {
     match u64::try_from(given) {
         Ok(number @ 1..) if number < 1 << 62 => Ok(number),
         Ok(1..) => Err(argument(format!("{what} is {given}; it must be below 2**62"))),
@@ -131,6 +143,30 @@ pub fn fingerprint_of(text: &[u8]) -> String {
     format!("{:032x}", Header::fingerprint_of(text))
 }
 
+/// Where a segment is.
+pub fn place(segment: &Segment, opened: Opened) -> ffi::Place {
+    let whereabouts = segment.whereabouts();
+    ffi::Place {
+        name: segment.name().to_string(),
+        path: segment.path().map(|path| path.display().to_string()).unwrap_or_default(),
+        backing: if segment.backing() == Backing::Memfd { "memfd" } else { "shm" }.to_string(),
+        opened: match opened {
+            Opened::Created => "created",
+            Opened::Joined => "joined",
+            Opened::Resumed => "resumed",
+        }
+        .to_string(),
+        instance: format!("{:032x}", whereabouts.instance),
+        pid: whereabouts.pid,
+        fd: whereabouts.fd,
+    }
+}
+
+/// Bytes that the machine and the memory cgroup leave.
+pub fn free_memory() -> u64 {
+    stocache::space::memory().free
+}
+
 /// Removes leftovers of this user.
 pub fn sweep() -> Vec<String> {
     stocache::sweep()
@@ -159,27 +195,12 @@ impl Handle {
             slot_bytes: geometry.slot_bytes,
             dims: self.dims(),
             dtype: geometry.dtype,
-            total_bytes: self.cache.segment().layout().total,
+            total_bytes: self.cache.layout().total,
         }
     }
 
     pub fn place(&self) -> ffi::Place {
-        let segment = self.cache.segment();
-        let whereabouts = segment.whereabouts();
-        ffi::Place {
-            name: segment.name().to_string(),
-            path: segment.path().map(|path| path.display().to_string()).unwrap_or_default(),
-            backing: if segment.backing() == Backing::Memfd { "memfd" } else { "shm" }.to_string(),
-            opened: match self.opened {
-                Opened::Created => "created",
-                Opened::Joined => "joined",
-                Opened::Resumed => "resumed",
-            }
-            .to_string(),
-            instance: format!("{:032x}", whereabouts.instance),
-            pid: whereabouts.pid,
-            fd: whereabouts.fd,
-        }
+        place(self.cache.segment(), self.opened)
     }
 
     /// The options that lead here again, or to an equal cache if this one is gone.
@@ -306,8 +327,7 @@ impl Handle {
                 return Err(self.cache.outside(index).into());
             }
             self.cache.reserve(place, place + 1)?;
-            let at =
-                self.cache.segment().layout().data_at + place * self.cache.geometry().slot_bytes;
+            let at = self.cache.layout().data_at + place * self.cache.geometry().slot_bytes;
             self.view(
                 at,
                 self.cache.geometry().slot_bytes,
@@ -325,7 +345,7 @@ impl Handle {
             let sizes: Vec<i64> =
                 [geometry.capacity as i64].into_iter().chain(self.dims()).collect();
             let bytes = geometry.capacity * geometry.slot_bytes;
-            self.view(self.cache.segment().layout().data_at, bytes, &sizes, geometry.dtype)
+            self.view(self.cache.layout().data_at, bytes, &sizes, geometry.dtype)
         })
     }
 
@@ -333,7 +353,7 @@ impl Handle {
     pub fn states(&self) -> Result<UniquePtr<ffi::Tensor>> {
         guard(|| {
             let len = self.cache.geometry().dataset_len;
-            self.view(self.cache.segment().layout().states_at, len, &[len as i64], 0)
+            self.view(self.cache.layout().states_at, len, &[len as i64], 0)
         })
     }
 

@@ -4,7 +4,9 @@
 //! it, [`guard`] what keeps a panic from crossing.
 #![deny(unsafe_code)]
 
+mod batches;
 mod bridge;
 mod guard;
 mod handle;
+mod records;
 mod tensor;

@@ -183,7 +183,7 @@ fn cleared_and_filled_again(write: fn(&World)) {
             let world = world.clone();
             move || write(&world)
         });
-        world.slots().clear(A.lease, |_| {});
+        world.slots().clear(A.lease, |_| true, |_| {});
         reader.join().unwrap();
         writer.join().unwrap();
         assert!(matches!(world.read(), None | Some(2)));

@@ -1,0 +1,566 @@
+"""CachedDataset against its speed and memory targets: one table, exit status 1 if one is missed.
+
+python benches/python/cached_dataset.py [--only epoch loader ...] [--rounds N] [--json PATH]
+
+Every warm epoch is shuffled, in batches of 256, with 2 workers that live on from one epoch to the
+next. A sample is (uint8 tensor, int); the int is the index, so that every batch can be checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib.util
+import io
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import stocache
+import stocaching
+import torch
+from measure import Side, Table, Timings, interleave, machine_line, progress_bar, show_seconds
+from stocache import CachedDataset
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+from tqdm import tqdm
+
+BATCH = 256
+WORKERS = 2
+GIB = 2**30
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Size:
+    words: str
+    dims: tuple[int, ...]
+    samples: int  # a multiple of BATCH: every batch has the same size
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.dims).numel()
+
+
+SMALL = Size("3 KB", (3, 32, 32), 96 * BATCH)
+LARGE = Size("150 KB", (3, 224, 224), 12 * BATCH)
+
+paths_made: list[str] = []
+"""Of every cache made here, to see at the end that none was left behind."""
+
+all_threads = torch.get_num_threads()
+"""As torch would use them by itself; main() sets one."""
+
+
+# --- the same samples, kept in several ways -----------------------------------------------------
+
+
+class InMemory(Dataset[tuple[Tensor, int]]):
+    """All samples in private memory: nothing to load, nothing to look up."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, int]:
+        return self.values[idx], idx
+
+
+class InStocaching(Dataset[tuple[Tensor, int]]):
+    """A dataset as the README of stocaching shows it; every access is a hit here."""
+
+    def __init__(self, values: Tensor) -> None:
+        limit = (values.nbytes + len(values) + 1) / GIB
+        with contextlib.redirect_stdout(io.StringIO()):  # it announces itself on stdout
+            self.cache = stocaching.SharedCache(limit, len(values), values.shape[1:], torch.uint8)
+        self.cache.array.copy_(values)
+        self.cache.aux_array.fill_(1)
+
+    def __len__(self) -> int:
+        return len(self.cache)
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, int]:
+        value = self.cache.get_slot(idx)
+        if value is None:
+            raise RuntimeError(f"sample {idx} is missing in a warm epoch")
+        return value, idx
+
+
+class Slow(Dataset[tuple[Tensor, int]]):
+    """A source that takes its time, as a disk or a network does: it waits and does not compute."""
+
+    def __init__(self, samples: int, dims: tuple[int, ...], seconds: float) -> None:
+        self.samples = samples
+        self.dims = dims
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, int]:
+        time.sleep(self.seconds)
+        return torch.full(self.dims, idx % 251, dtype=torch.uint8), idx
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, idx: int) -> int:
+        return idx
+
+
+def noise(size: Size) -> Tensor:
+    return torch.randint(0, 256, (size.samples, *size.dims), dtype=torch.uint8)
+
+
+@contextlib.contextmanager
+def cached(dataset: Dataset[Any], sample_bytes: int, warm: bool = True) -> Iterator[CachedDataset]:
+    """A cache with room for all of `dataset`, closed at the end."""
+    samples = len(dataset)  # type: ignore[arg-type]
+    room = samples * (sample_bytes + 128) + 4 * MIB
+    # "auto" would digest all of the values, several times a round.
+    made = CachedDataset(dataset, room, fingerprint="bench", verbose=False)
+    if made.path is not None:
+        paths_made.append(made.path)
+    try:
+        if warm:
+            made.warm(progress=False)
+            if not made.is_complete():
+                raise RuntimeError(f"not all samples fit: {made.stats()}")
+        yield made
+    finally:
+        made.close()
+
+
+def stock_loader(dataset: Dataset[Any], **batches: Any) -> DataLoader[Any]:
+    """torch's own loader, told to collate natively where a CachedDataset is underneath."""
+    return DataLoader(
+        dataset,
+        **(batches or {"batch_size": BATCH, "shuffle": True}),
+        num_workers=WORKERS,
+        persistent_workers=True,  # the starting of workers is not what is compared
+        collate_fn=stocache.collate if isinstance(dataset, CachedDataset) else None,
+    )
+
+
+# --- loops --------------------------------------------------------------------------------------
+
+
+def read_all(batch: Tensor) -> int:
+    """Reads every byte. As 8-byte numbers, because a sum of bytes computes more than it reads."""
+    return int(batch.view(-1).view(torch.int64).sum())
+
+
+def epoch(loader: Iterable[Any], samples: int, read: bool = False) -> Side:
+    """One epoch that counts the samples, or reads all of their bytes as well."""
+
+    def side() -> float:
+        seen = total = 0
+        start = time.perf_counter()
+        for batch, _ in loader:
+            seen += len(batch)
+            if read:
+                total += read_all(batch)
+        elapsed = time.perf_counter() - start
+        if seen != samples:
+            raise RuntimeError(f"an epoch had {seen} samples, wanted {samples}")
+        return elapsed
+
+    return side
+
+
+def check(loader: Iterable[Any], values: Tensor) -> None:
+    """A fast epoch of the wrong bytes is no result: every sample once, and as it was."""
+    seen = []
+    for batch, places in loader:
+        if not torch.equal(batch, values[places]):
+            raise RuntimeError("a batch is not what was stored")
+        seen += places.tolist()
+    if sorted(seen) != list(range(len(values))):
+        raise RuntimeError(f"an epoch had {len(set(seen))} different samples of {len(values)}")
+
+
+def speed(times: Timings, side: str, samples: int) -> str:
+    thousands = samples / times.median(side) / 1e3
+    return f"{thousands:.3g}k" if thousands < 1000 else f"{thousands / 1e3:.3g}M"
+
+
+def at_least(
+    table: Table, what: str, times: Timings, slow: str, fast: str, samples: int, limit: float
+) -> None:
+    """A row: how many times faster `fast` is, with the samples per second of both."""
+    ratio = times.ratio(slow, fast)
+    words = f"{ratio:.1f} x  ({speed(times, fast, samples)} / {speed(times, slow, samples)}/s)"
+    table.at_least(what, ratio, limit, words, " x")
+
+
+# --- warm epochs through a stock DataLoader -----------------------------------------------------
+
+
+def stock_epochs(table: Table, progress: tqdm[None], rounds: int) -> None:
+    for size, alone, reading in ((LARGE, 5, 4), (SMALL, 6, 4)):
+        values = noise(size)
+        with cached(InMemory(values), size.bytes) as ours:
+            loaders = {"ours": stock_loader(ours), "theirs": stock_loader(InStocaching(values))}
+            for loader in loaders.values():
+                check(loader, values)
+            sides = {side: epoch(loader, size.samples) for side, loader in loaders.items()}
+            for side, loader in loaders.items():
+                sides[f"{side}, read"] = epoch(loader, size.samples, read=True)
+            times = interleave(sides, rounds, progress)
+            # Ends the workers before the next size, and before the cache is closed.
+            del sides, loaders, loader
+            gc.collect()
+        what = f"warm epoch, {size.words}, stock DataLoader"
+        at_least(table, f"{what} / stocaching 0.2.1", times, "theirs", "ours", size.samples, alone)
+        at_least(
+            table,
+            f"{what} / stocaching, every byte read",
+            times,
+            "theirs, read",
+            "ours, read",
+            size.samples,
+            reading,
+        )
+
+
+# --- warm epochs through stocache.DataLoader ----------------------------------------------------
+
+
+def own_loader(table: Table, progress: tqdm[None], rounds: int) -> None:
+    """The limit is one index_select per batch, in the same process, into a buffer that is used
+    again: nothing that gathers shuffled rows can do less. With one thread or all of torch's,
+    whichever is faster: on a busy machine threads wait for each other. Its indices are tensors
+    already; ours come out of a sampler, as in every DataLoader."""
+    for size, of_limit in ((LARGE, 90), (SMALL, 50)):
+        values = noise(size)
+        with contextlib.ExitStack() as stack:
+            ours = stack.enter_context(cached(InMemory(values), size.bytes))
+            order = Same(size.samples)
+            fast = stocache.DataLoader(ours, batch_sampler=order, num_workers=WORKERS)
+            peer = stock_loader(InStocaching(values))
+            check(fast, values)
+            sides: dict[str, Side] = {
+                "ours": epoch(fast, size.samples),
+                "limit": selecting(values, order, all_threads),
+                "limit, 1 thread": selecting(values, order, 1),
+                "theirs": epoch(peer, size.samples),
+                "ours, read": epoch(fast, size.samples, read=True),
+                "theirs, read": epoch(peer, size.samples, read=True),
+            }
+            ffcv = importlib.util.find_spec("ffcv") is not None
+            if ffcv:
+                folder = stack.enter_context(tempfile.TemporaryDirectory())
+                beton = ffcv_loader(InMemory(values), size, Path(folder) / "samples.beton")
+                sides["ffcv"] = epoch(beton, size.samples)
+            times = interleave(sides, rounds, progress)
+            del sides, fast, peer
+            gc.collect()
+        what = f"warm epoch, {size.words}, stocache.DataLoader"
+        limit = min(("limit, 1 thread", "limit"), key=times.median)
+        ratio = 100 * times.ratio(limit, "ours")
+        words = f"({speed(times, 'ours', size.samples)} / {speed(times, limit, size.samples)}/s)"
+        table.at_least(f"{what} / index_select", ratio, of_limit, f"{ratio:.0f} %  {words}", " %")
+        for side, words in (("limit, 1 thread", "1 thread"), ("limit", f"{all_threads} threads")):
+            ratio = 100 * times.ratio(side, "ours")
+            table.info(f"the same / index_select with {words}", ratio, f"{ratio:.0f} %")
+        if size is SMALL:
+            at_least(table, f"{what} / stocaching", times, "theirs", "ours", size.samples, 10)
+        else:
+            ratio = times.ratio("theirs", "ours")
+            table.info("the same / stocaching", ratio, f"{ratio:.1f} x")
+        ratio = times.ratio("theirs, read", "ours, read")
+        table.info("the same / stocaching, every byte read", ratio, f"{ratio:.1f} x")
+        if ffcv:
+            least = 2 if size is LARGE else 1.2
+            at_least(table, f"{what} / FFCV", times, "ffcv", "ours", size.samples, least)
+    if not ffcv:
+        table.notes.append("ffcv is not installed: not compared")
+
+
+class Same:
+    """A batch sampler whose order is known ahead, so that others can use the same batches."""
+
+    def __init__(self, samples: int) -> None:
+        self.seed = 0
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples // BATCH
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.seed += 1  # every epoch its own
+        generator = torch.Generator().manual_seed(self.seed)
+        # The samplers that DataLoader(shuffle=True) makes, for their cost is part of the epoch.
+        order = RandomSampler(range(self.samples), generator=generator)
+        return iter(BatchSampler(order, BATCH, drop_last=False))
+
+
+def selecting(values: Tensor, order: Same, threads: int) -> Side:
+    labels = torch.arange(len(values))
+    batch = torch.zeros(BATCH, *values.shape[1:], dtype=torch.uint8)
+    places = torch.zeros(BATCH, dtype=torch.int64)
+
+    def side() -> float:
+        indices = [torch.tensor(chosen) for chosen in order]
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            start = time.perf_counter()
+            for chosen in indices:
+                torch.index_select(values, 0, chosen, out=batch)
+                torch.index_select(labels, 0, chosen, out=places)
+            return time.perf_counter() - start
+        finally:
+            torch.set_num_threads(before)
+
+    return side
+
+
+def ffcv_loader(dataset: InMemory, size: Size, path: Path) -> Any:
+    """The same samples in FFCV's file, which the page cache holds."""
+    import numpy as np
+    from ffcv.fields import IntField, NDArrayField
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.writer import DatasetWriter
+
+    class Arrays:
+        def __len__(self) -> int:
+            return len(dataset)
+
+        def __getitem__(self, idx: int) -> tuple[Any, int]:
+            return dataset.values[idx].numpy(), int(idx)
+
+    fields = {"x": NDArrayField(np.dtype("uint8"), size.dims), "y": IntField()}
+    DatasetWriter(str(path), fields, num_workers=WORKERS).from_indexed_dataset(Arrays())
+    return Loader(str(path), BATCH, num_workers=WORKERS, order=OrderOption.RANDOM, drop_last=False)
+
+
+# --- one sample ---------------------------------------------------------------------------------
+
+
+def one_sample(table: Table, progress: tqdm[None], rounds: int) -> None:
+    """Both sides copy 150 KB out of memory that the processor's cache does not hold."""
+    size = LARGE
+    values = noise(size)
+    views = list(values)  # so that making a view is not part of the clone
+    with cached(InMemory(values), size.bytes) as ours:
+        for i in random.sample(range(size.samples), 16):
+            found, label = ours[i]
+            if label != i or not torch.equal(found, values[i]):
+                raise RuntimeError(f"sample {i} did not come back as it was stored")
+            del found
+
+        def over(get: Callable[[int], object]) -> Side:
+            def side() -> float:
+                order = random.sample(range(size.samples), 1000)
+                start = time.perf_counter()
+                for i in order:
+                    get(i)
+                return (time.perf_counter() - start) / len(order)
+
+            return side
+
+        sides = {"ours": over(lambda i: ours[i]), "clone": over(lambda i: views[i].clone())}
+        times = interleave(sides, rounds, progress)
+    each = {side: show_seconds(times.median(side)) for side in sides}
+    ratio = times.ratio("ours", "clone")
+    table.at_most(
+        "one warm ds[i], 150 KB / tensor.clone()",
+        ratio,
+        1.3,
+        f"{ratio:.2f}  ({each['ours']} / {each['clone']})",
+    )
+
+
+# --- the first and the second epoch -------------------------------------------------------------
+
+
+class Part:
+    """A batch sampler over a part of the dataset, which can be changed from epoch to epoch."""
+
+    def __init__(self, batch: int, part: range) -> None:
+        self.batch = batch
+        self.part = part
+
+    def __len__(self) -> int:
+        return len(self.part) // self.batch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = random.sample(self.part, len(self.part))
+        for start in range(0, len(order), self.batch):
+            yield order[start : start + self.batch]
+
+
+def first_epochs(table: Table, progress: tqdm[None], rounds: int) -> None:
+    """A new cache and new workers in every round: only once is an epoch the first.
+
+    To start two workers takes as long as 30 samples of the source, more or less, and what is looked
+    for is less than that. So a few samples more than those that count start the workers.
+    """
+    samples, batch, source_seconds = 1024, 32, 3e-3
+    counted, before = range(samples), range(samples, samples + WORKERS * batch)
+
+    @contextlib.contextmanager
+    def started(dataset: Dataset[Any]) -> Iterator[Side]:
+        part = Part(batch, before)
+        loaders = [stock_loader(dataset, batch_sampler=part)]
+        epoch(loaders[0], len(before))()
+        part.part = counted
+        try:
+            yield lambda: epoch(loaders[0], samples)()
+        finally:
+            # Here nobody else holds it: its workers end now, and before their cache.
+            loaders.clear()
+            gc.collect()
+
+    for size in (LARGE, SMALL):
+        source = Slow(before.stop, size.dims, source_seconds)
+        # As large as what is cached, or the processor's cache would hold it.
+        ready = InMemory(torch.ones(before.stop, *size.dims, dtype=torch.uint8))
+        seconds: list[float] = []
+
+        def without(source: Slow = source) -> float:
+            with started(source) as one:
+                return one()
+
+        def with_cache(
+            source: Slow = source, size: Size = size, seconds: list[float] = seconds
+        ) -> float:
+            with cached(source, size.bytes, warm=False) as ours, started(ours) as one:
+                first, second = one(), one()
+                seconds.append(second)
+                stats = ours.stats()
+                if stats.loads != before.stop or stats.filled != before.stop:
+                    raise RuntimeError(f"these were not a first and a second epoch: {stats}")
+                return first
+
+        def in_memory(ready: InMemory = ready) -> float:
+            with started(ready) as one:
+                one()
+                return one()
+
+        sides = {"without": without, "with": with_cache, "memory": in_memory}
+        timed = interleave(sides, rounds, progress)
+        times = Timings({**timed.seconds, "second": seconds[-rounds:]})
+
+        above = sorted(
+            100 * (a / b - 1)
+            for a, b in zip(times.seconds["with"], times.seconds["without"], strict=True)
+        )
+        middle = statistics.median(above)
+        low, high = above[len(above) // 4], above[-1 - len(above) // 4]
+        table.at_most(
+            f"first epoch, {size.words} after 3 ms, above no cache",
+            middle,
+            2,
+            f"{middle:+.1f} %  (half of the rounds: {low:+.1f} to {high:+.1f} %)",
+            " %",
+        )
+        ratio = times.ratio("second", "memory")
+        each = {side: show_seconds(times.median(side)) for side in ("second", "memory")}
+        table.at_most(
+            f"second epoch, {size.words} / ready samples in memory",
+            ratio,
+            1.05,
+            f"{ratio:.2f}  ({each['second']} / {each['memory']})",
+        )
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def overhead(table: Table, progress: tqdm[None], rounds: int) -> None:
+    """What the file in /dev/shm takes, its index and all else included."""
+    kinds: Mapping[str, tuple[Dataset[Any], int]] = {
+        "(3x32x32, int)": (Slow(20_000, SMALL.dims, 0), SMALL.bytes + 8),
+        "(3x224x224, int)": (Slow(1_000, LARGE.dims, 0), LARGE.bytes + 8),
+        "int": (Numbers(100_000), 8),
+    }
+    progress.reset(len(kinds))
+    for what, (dataset, payload) in kinds.items():
+        samples = len(dataset)  # type: ignore[arg-type]
+        with cached(dataset, payload) as ours:
+            if ours.path is None:
+                raise RuntimeError("this cache is a memfd: no file to see what it takes")
+            allocated = os.stat(ours.path).st_blocks * 512
+            used = ours.stats().used_bytes
+            # A file of which only the needed part is allocated: see that it grew no further.
+            if allocated < used:
+                raise RuntimeError(f"{allocated} bytes allocated, {used} used")
+        above = allocated / samples - payload
+        limit = 64 + payload / 100
+        table.at_most(
+            f"bytes beyond the payload of {what}",
+            above,
+            round(limit, 1),
+            f"{above:.1f}  (record {used / samples - payload:+.0f}, "
+            f"index and the rest {(allocated - used) / samples:+.1f})",
+        )
+        progress.update()
+
+
+# --- all of it ----------------------------------------------------------------------------------
+
+SECTIONS: dict[str, Callable[[Table, Any, int], None]] = {
+    "epoch": stock_epochs,
+    "loader": own_loader,
+    "sample": one_sample,
+    "first": first_epochs,
+    "bytes": overhead,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), help="these parts only")
+    parser.add_argument("--rounds", type=int, default=15, help="how often the sides take turns")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="save the table here as well")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds is {options.rounds}, must be 1 or more")
+
+    chosen = list(options.only or SECTIONS)
+    # As in a DataLoader worker; the limit of the section "loader" gets all threads back.
+    torch.set_num_threads(1)
+    print(machine_line(), flush=True)
+    random.seed(0)
+    torch.manual_seed(0)
+    table = Table()
+    for name in chosen:
+        with progress_bar(name) as progress:
+            try:
+                SECTIONS[name](table, progress, options.rounds)
+            except Exception as error:  # the other parts are still worth running
+                progress.clear()
+                traceback.print_exc()
+                table.not_run(name, error)
+        gc.collect()
+    left_out = [name for name in SECTIONS if name not in chosen]
+    if left_out:
+        table.notes.append(f"not asked for: {', '.join(left_out)} (--only)")
+    for path in filter(os.path.exists, paths_made):
+        table.not_run("clean-up", RuntimeError(f"{path} was left behind"))
+    print(table.show())
+    if options.json:
+        table.save(options.json)
+    return 0 if table.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

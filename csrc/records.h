@@ -1,0 +1,56 @@
+// A store of records under Python: samples go in and come out as objects.
+#pragma once
+
+#include <Python.h>
+// Python.h stays first.
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "buffers.h"
+#include "codec.h"
+#include "rust_errors.h"
+#include "stocache-torch/src/bridge.rs.h"
+
+namespace stocache {
+
+// Everything runs with the GIL held, which also guards the tables of schemas; bytes are moved
+// without it.
+class RecordCache {
+ public:
+  explicit RecordCache(const bridge::RecordOptions& options);
+
+  const bridge::Records& records() const { return *records_; }
+
+  // The sample, a new reference; nullptr without a Python error if it is not there.
+  PyObject* get(int64_t index, bool allow_pickle);
+  // Stores the sample of an index that was begun; ends the claim in any case.
+  bridge::Filled put(int64_t index, PyObject* sample, bool allow_pickle);
+  // What default_collate makes of these samples; nullptr without a Python error if one is not there
+  // or they cannot be gathered. With `shared`, in memory that other processes can map.
+  // Of the samples, `fresh` were loaded just now and count as misses.
+  PyObject* collate(const std::vector<int64_t>& indices, int64_t threads, bool shared,
+                    uint64_t fresh);
+  // Whether the stored sample differs from this one; nothing if it is not there.
+  std::optional<bool> differs(int64_t index, PyObject* sample, bool allow_pickle);
+
+ private:
+  using Schema = std::shared_ptr<const codec::Schema>;
+
+  // A copy of the record that nobody changes; undefined if it is not there.
+  at::Tensor copy(int64_t index, uint16_t& schema);
+  uint16_t number_of(const std::string& schema);
+  // The schema of that number; nullptr if the store does not know it.
+  Schema schema_of(uint16_t number);
+
+  ::rust::Box<bridge::Records> records_;
+  std::vector<Schema> schemas_;
+  std::unordered_map<std::string, uint16_t> numbers_;
+  Buffers buffers_;
+};
+
+}  // namespace stocache

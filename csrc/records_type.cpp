@@ -1,0 +1,327 @@
+#include "records_type.h"
+
+#include "python_support.h"
+#include "records.h"
+#include "shared_batches.h"
+
+namespace stocache::python {
+namespace {
+
+struct PyRecords {
+  PyObject_HEAD std::shared_ptr<RecordCache> cache;
+};
+
+PyObject* miss = nullptr;
+
+// The reference keeps it open for the call, also if another thread closes it meanwhile.
+std::shared_ptr<RecordCache> opened(PyObject* self) {
+  const auto& cache = reinterpret_cast<PyRecords*>(self)->cache;
+  TORCH_CHECK(cache, "this CachedDataset is closed; construct a new one");
+  return cache;
+}
+
+PyObject* sample_or_miss(PyObject* sample) { return sample ? sample : Py_NewRef(miss); }
+
+bool to_indices(PyObject* object, std::vector<int64_t>& indices) {
+  PyObject* items = PySequence_Tuple(object);
+  if (!items) return false;
+  indices.resize(static_cast<size_t>(PyTuple_GET_SIZE(items)));
+  bool good = true;
+  for (size_t i = 0; good && i < indices.size(); ++i) {
+    good = to_index(PyTuple_GET_ITEM(items, static_cast<Py_ssize_t>(i)), indices[i]);
+  }
+  Py_DECREF(items);
+  return good;
+}
+
+// _open(limit_bytes, dataset_len, policy, name, backing, keep, fingerprint, instance, pid, fd):
+// CachedDataset has checked the types.
+PyObject* open_records(PyObject* self, PyObject* args) {
+  unsigned long long limit = 0;
+  long long dataset_len = 0;
+  const char *policy = nullptr, *name = nullptr, *backing = nullptr, *fingerprint = nullptr,
+             *instance = nullptr;
+  int keep = 0, fd = -1;
+  unsigned int pid = 0;
+  if (!PyArg_ParseTuple(args, "KLssspssIi", &limit, &dataset_len, &policy, &name, &backing, &keep,
+                        &fingerprint, &instance, &pid, &fd)) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    bridge::RecordOptions options;
+    options.limit_bytes = limit;
+    options.dataset_len = dataset_len;
+    options.policy = policy;
+    options.name = name;
+    options.backing = backing;
+    options.keep = keep;
+    options.fingerprint = fingerprint;
+    options.instance = instance;
+    options.pid = pid;
+    options.fd = fd;
+    reinterpret_cast<PyRecords*>(self)->cache = std::make_shared<RecordCache>(options);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* arguments(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto o = opened(self)->records().options();
+    return Py_BuildValue("KLsssNssIi", o.limit_bytes, static_cast<long long>(o.dataset_len),
+                         std::string(o.policy).c_str(), std::string(o.name).c_str(),
+                         std::string(o.backing).c_str(), PyBool_FromLong(o.keep),
+                         std::string(o.fingerprint).c_str(), std::string(o.instance).c_str(), o.pid,
+                         o.fd);
+  });
+}
+
+PyObject* whereabouts(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto p = opened(self)->records().place();
+    return Py_BuildValue("{s:s,s:s,s:s,s:s}", "name", std::string(p.name).c_str(), "path",
+                         std::string(p.path).c_str(), "backing", std::string(p.backing).c_str(),
+                         "opened", std::string(p.opened).c_str());
+  });
+}
+
+// get(i, allow_pickle): the sample or MISS.
+PyObject* get(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  int64_t index = 0;
+  if (nargs != 2 || !to_index(args[0], index)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "get(i, allow_pickle)");
+    return nullptr;
+  }
+  return guarded([&] { return sample_or_miss(opened(self)->get(index, args[1] == Py_True)); });
+}
+
+// put(i, sample, allow_pickle): what became of it, as a word.
+PyObject* put(PyObject* self, PyObject* args) {
+  long long index = 0;
+  PyObject* sample = nullptr;
+  int allow_pickle = 0;
+  if (!PyArg_ParseTuple(args, "LOp", &index, &sample, &allow_pickle)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    switch (cache->put(index, sample, allow_pickle)) {
+      case bridge::Filled::Stored:
+        return PyUnicode_FromString("stored");
+      case bridge::Filled::Lost:
+        return PyUnicode_FromString("lost");
+      case bridge::Filled::Full:
+        return PyUnicode_FromString("full");
+      case bridge::Filled::TooLarge:
+        return PyUnicode_FromString("too large");
+      case bridge::Filled::Froze: {
+        const std::string why(cache->records().frozen_reason());
+        if (PyErr_WarnEx(PyExc_RuntimeWarning, why.c_str(), 1) != 0) return nullptr;
+        return PyUnicode_FromString("refused");
+      }
+      default:
+        return PyUnicode_FromString("refused");
+    }
+  });
+}
+
+// collate(indices, threads, shared, fresh): the batch, or MISS if it must be made otherwise.
+PyObject* collate(PyObject* self, PyObject* args) {
+  PyObject* object = nullptr;
+  long long threads = 1;
+  unsigned long long fresh = 0;
+  int shared = 0;
+  std::vector<int64_t> indices;
+  if (!PyArg_ParseTuple(args, "OLpK", &object, &threads, &shared, &fresh) ||
+      !to_indices(object, indices)) {
+    return nullptr;
+  }
+  return guarded(
+      [&] { return sample_or_miss(opened(self)->collate(indices, threads, shared, fresh)); });
+}
+
+// missing(indices): which of them are not there, by their place in the list.
+PyObject* missing(PyObject* self, PyObject* argument) {
+  std::vector<int64_t> indices;
+  if (!to_indices(argument, indices)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    PyObject* list = PyList_New(0);
+    for (size_t i = 0; list && i < indices.size(); ++i) {
+      if (cache->records().find(indices[i]).data) continue;
+      PyObject* place = PyLong_FromSize_t(i);
+      if (!place || PyList_Append(list, place) != 0) return nullptr;
+      Py_DECREF(place);
+    }
+    return list;
+  });
+}
+
+PyObject* note(PyObject* self, PyObject* args) {
+  unsigned long long hits = 0, misses = 0;
+  if (!PyArg_ParseTuple(args, "KK", &hits, &misses)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    opened(self)->records().note(hits, misses);
+    Py_RETURN_NONE;
+  });
+}
+
+// begin(i): who loads the sample, as a word: "mine", "nobody" (it is there), "other", "refused".
+PyObject* begin(PyObject* self, PyObject* argument) {
+  int64_t index = 0;
+  if (!to_index(argument, index)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    switch (opened(self)->records().begin(index)) {
+      case bridge::Loader::Mine:
+        return PyUnicode_FromString("mine");
+      case bridge::Loader::Nobody:
+        return PyUnicode_FromString("nobody");
+      case bridge::Loader::Other:
+        return PyUnicode_FromString("other");
+      default:
+        return PyUnicode_FromString("refused");
+    }
+  });
+}
+
+PyObject* wait(PyObject* self, PyObject* args) {
+  long long index = 0;
+  double seconds = 0;
+  if (!PyArg_ParseTuple(args, "Ld", &index, &seconds)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    {
+      WithoutGil free;
+      cache->records().wait(index, static_cast<uint64_t>(seconds * 1e9));
+    }
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* abandon(PyObject* self, PyObject* argument) {
+  int64_t index = 0;
+  if (!to_index(argument, index)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    opened(self)->records().abandon(index);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* contains(PyObject* self, PyObject* argument) {
+  int64_t index = 0;
+  if (!to_index(argument, index)) return nullptr;
+  return guarded(
+      [&] { return PyBool_FromLong(opened(self)->records().find(index).data != nullptr); });
+}
+
+PyObject* differs(PyObject* self, PyObject* args) {
+  long long index = 0;
+  PyObject* sample = nullptr;
+  int allow_pickle = 0;
+  if (!PyArg_ParseTuple(args, "LOp", &index, &sample, &allow_pickle)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const auto answer = opened(self)->differs(index, sample, allow_pickle);
+    if (!answer) Py_RETURN_NONE;
+    return PyBool_FromLong(*answer);
+  });
+}
+
+PyObject* note_loads(PyObject* self, PyObject* args) {
+  long long loads = 0;
+  double seconds = 0;
+  if (!PyArg_ParseTuple(args, "Ld", &loads, &seconds)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    opened(self)->records().note_loads(static_cast<uint64_t>(loads),
+                                       static_cast<uint64_t>(seconds * 1e9));
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* stats(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto s = opened(self)->records().stats();
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:N}",
+                         "hits", s.hits, "misses", s.misses, "fills", s.fills, "bytes", s.bytes,
+                         "waits", s.waits, "lost", s.lost, "dropped", s.dropped, "loads", s.loads,
+                         "load_seconds", static_cast<double>(s.load_nanos) * 1e-9, "too_large",
+                         s.too_large, "evicted", s.evicted, "filled", s.filled, "used_bytes",
+                         s.used_bytes, "data_bytes", s.data_bytes, "dataset_len", s.dataset_len,
+                         "frozen", PyBool_FromLong(s.frozen));
+  });
+}
+
+PyObject* clear(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    translated([&] {
+      WithoutGil free;
+      cache->records().clear();
+    });
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* close_records(PyObject* self, PyObject*) {
+  reinterpret_cast<PyRecords*>(self)->cache.reset();
+  Py_RETURN_NONE;
+}
+
+PyObject* is_open(PyObject* self, PyObject*) {
+  return PyBool_FromLong(reinterpret_cast<PyRecords*>(self)->cache != nullptr);
+}
+
+PyMethodDef methods[] = {
+    {"open", open_records, METH_VARARGS, nullptr},
+    {"arguments", arguments, METH_NOARGS, nullptr},
+    {"whereabouts", whereabouts, METH_NOARGS, nullptr},
+    {"get", as_method(get), METH_FASTCALL, nullptr},
+    {"put", put, METH_VARARGS, nullptr},
+    {"collate", collate, METH_VARARGS, nullptr},
+    {"missing", missing, METH_O, nullptr},
+    {"note", note, METH_VARARGS, nullptr},
+    {"begin", begin, METH_O, nullptr},
+    {"wait", wait, METH_VARARGS, nullptr},
+    {"abandon", abandon, METH_O, nullptr},
+    {"contains", contains, METH_O, nullptr},
+    {"differs", differs, METH_VARARGS, nullptr},
+    {"note_loads", note_loads, METH_VARARGS, nullptr},
+    {"stats", stats, METH_NOARGS, nullptr},
+    {"clear", clear, METH_NOARGS, nullptr},
+    {"close", close_records, METH_NOARGS, nullptr},
+    {"is_open", is_open, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyObject* records_new(PyTypeObject* type, PyObject*, PyObject*) {
+  auto* self = reinterpret_cast<PyRecords*>(type->tp_alloc(type, 0));
+  if (self) new (&self->cache) std::shared_ptr<RecordCache>();
+  return reinterpret_cast<PyObject*>(self);
+}
+
+void records_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  reinterpret_cast<PyRecords*>(self)->cache.~shared_ptr();
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(records_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(records_dealloc)},
+    {Py_tp_methods, methods},
+    {Py_tp_doc, const_cast<char*>("The native half of stocache.CachedDataset.")},
+    {0, nullptr},
+};
+
+PyType_Spec spec = {"stocache._C.Records", sizeof(PyRecords), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
+
+}  // namespace
+
+bool add_records(PyObject* module) {
+  miss = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
+  PyObject* type = PyType_FromSpec(&spec);
+  return miss && type && PyModule_AddObject(module, "Records", type) == 0 &&
+         PyModule_AddObject(module, "MISS", Py_NewRef(miss)) == 0 &&
+         PyModule_AddFunctions(module, codec::codec_methods) == 0 &&
+         PyModule_AddFunctions(module, batch_methods) == 0;
+}
+
+}  // namespace stocache::python

@@ -1,0 +1,175 @@
+#include "shared_batches.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstring>
+#include <vector>
+
+#include "python_support.h"
+#include "rust_errors.h"
+#include "stocache-torch/src/bridge.rs.h"
+
+namespace stocache {
+namespace {
+
+// Smaller ones are cheaper to copy into the message than to map.
+constexpr size_t kSmallest = 16 << 10;
+
+void drop_batch(void* data) { bridge::drop_batch(static_cast<uint8_t*>(data)); }
+
+// Marks the small ones.
+void free_small(void* data) { c10::free_cpu(data); }
+
+c10::Storage storage_over(uint8_t* data, size_t bytes, c10::DeleterFnPtr deleter) {
+  c10::DataPtr memory(data, data, deleter, c10::Device(c10::DeviceType::CPU));
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                            bytes, std::move(memory),
+                                                            /*allocator=*/nullptr,
+                                                            /*resizable=*/false));
+}
+
+at::Tensor tensor_over(uint8_t* data, size_t bytes, c10::DeleterFnPtr deleter,
+                       caffe2::TypeMeta dtype, at::IntArrayRef sizes, at::IntArrayRef strides,
+                       int64_t offset) {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(
+      storage_over(data, bytes, deleter), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype);
+  impl->set_sizes_and_strides(sizes, strides);
+  impl->set_storage_offset(offset);
+  return at::Tensor(std::move(impl));
+}
+
+std::vector<int64_t> contiguous_strides(at::IntArrayRef sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(1, sizes[i]);
+  }
+  return strides;
+}
+
+}  // namespace
+
+at::Tensor shared_batch(at::IntArrayRef sizes, caffe2::TypeMeta dtype) {
+  const size_t bytes = c10::multiply_integers(sizes) * dtype.itemsize();
+  if (bytes < kSmallest) {
+    auto* data = static_cast<uint8_t*>(c10::alloc_cpu(std::max<size_t>(1, bytes)));
+    return tensor_over(data, bytes, &free_small, dtype, sizes, contiguous_strides(sizes), 0);
+  }
+  uint8_t* data = bridge::take_batch(bytes);
+  if (!data) return at::empty(sizes, at::TensorOptions().dtype(dtype));
+  return tensor_over(data, bytes, &drop_batch, dtype, sizes, contiguous_strides(sizes), 0);
+}
+
+namespace python {
+namespace {
+
+PyObject* to_list(at::IntArrayRef numbers) {
+  PyObject* list = PyTuple_New(static_cast<Py_ssize_t>(numbers.size()));
+  for (size_t i = 0; list && i < numbers.size(); ++i) {
+    PyTuple_SET_ITEM(list, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(numbers[i]));
+  }
+  return list;
+}
+
+bool to_vector(PyObject* tuple, std::vector<int64_t>& numbers) {
+  numbers.resize(static_cast<size_t>(PyTuple_GET_SIZE(tuple)));
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (!to_index(PyTuple_GET_ITEM(tuple, static_cast<Py_ssize_t>(i)), numbers[i])) return false;
+  }
+  return true;
+}
+
+PyObject* batch_ticket(PyObject*, PyObject* argument) {
+  if (!THPVariable_Check(argument)) Py_RETURN_NONE;
+  return guarded([&]() -> PyObject* {
+    const at::Tensor& tensor = THPVariable_Unpack(argument);
+    if (!tensor.has_storage() || tensor.requires_grad() || tensor.is_conj() || tensor.is_neg()) {
+      Py_RETURN_NONE;
+    }
+    auto* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
+    // Our deleter says that the memory under the storage is still ours.
+    const auto deleter = tensor.storage().data_ptr().get_deleter();
+    if (deleter == &free_small && tensor.is_contiguous()) {
+      // Without elements torch gives no address, which would become None.
+      const void* contents = tensor.numel() ? tensor.const_data_ptr() : "";
+      return Py_BuildValue("y#ON", static_cast<const char*>(contents),
+                           static_cast<Py_ssize_t>(tensor.nbytes()), dtype,
+                           to_list(tensor.sizes()));
+    }
+    if (deleter != &drop_batch || tensor.numel() == 0) Py_RETURN_NONE;
+    const auto ticket = bridge::send_batch(static_cast<const uint8_t*>(tensor.storage().data()));
+    if (ticket.bytes == 0) Py_RETURN_NONE;
+    return Py_BuildValue("IiKKKONNL", ticket.pid, ticket.fd, ticket.instance, ticket.bytes,
+                         ticket.serial, dtype, to_list(tensor.sizes()), to_list(tensor.strides()),
+                         static_cast<long long>(tensor.storage_offset()));
+  });
+}
+
+PyObject* batch_tensor(PyObject*, PyObject* args) {
+  bridge::Ticket ticket;
+  unsigned long long instance = 0, bytes = 0, serial = 0;
+  long long offset = 0;
+  PyObject *dtype = nullptr, *sizes_object = nullptr, *strides_object = nullptr;
+  std::vector<int64_t> sizes, strides;
+  if (!PyArg_ParseTuple(args, "IiKKKO!O!O!L", &ticket.pid, &ticket.fd, &instance, &bytes, &serial,
+                        &THPDtypeType, &dtype, &PyTuple_Type, &sizes_object, &PyTuple_Type,
+                        &strides_object, &offset) ||
+      !to_vector(sizes_object, sizes) || !to_vector(strides_object, strides)) {
+    return nullptr;
+  }
+  ticket.instance = instance;
+  ticket.bytes = bytes;
+  ticket.serial = serial;
+  return guarded([&] {
+    const auto type = c10::scalarTypeToTypeMeta(reinterpret_cast<THPDtype*>(dtype)->scalar_type);
+    // The last element must lie in the buffer, whatever the message says.
+    int64_t last = offset;
+    bool fits = offset >= 0 && sizes.size() == strides.size();
+    for (size_t i = 0; fits && i < sizes.size(); ++i) {
+      fits = sizes[i] >= 1 && strides[i] >= 0 && sizes[i] <= INT32_MAX &&
+             strides[i] <= INT64_MAX / INT32_MAX;
+      last += fits ? (sizes[i] - 1) * strides[i] : 0;
+    }
+    fits = fits && last >= 0 && static_cast<uint64_t>(last) < bytes / type.itemsize();
+    TORCH_CHECK_VALUE(fits, "the message describes a batch that does not fit its memory");
+    uint8_t* data = translated([&] { return bridge::receive_batch(ticket); });
+    return THPVariable_Wrap(tensor_over(data, bytes, &drop_batch, type, sizes, strides, offset));
+  });
+}
+
+PyObject* batch_copy(PyObject*, PyObject* args) {
+  const char* contents = nullptr;
+  Py_ssize_t bytes = 0;
+  PyObject *dtype = nullptr, *sizes_object = nullptr;
+  std::vector<int64_t> sizes;
+  if (!PyArg_ParseTuple(args, "y#O!O!", &contents, &bytes, &THPDtypeType, &dtype, &PyTuple_Type,
+                        &sizes_object) ||
+      !to_vector(sizes_object, sizes)) {
+    return nullptr;
+  }
+  return guarded([&] {
+    const at::Tensor copy = at::empty(
+        sizes, at::TensorOptions().dtype(reinterpret_cast<THPDtype*>(dtype)->scalar_type));
+    TORCH_CHECK_VALUE(copy.nbytes() == static_cast<size_t>(bytes),
+                      "the message describes a batch that does not fit its bytes");
+    if (bytes > 0) std::memcpy(copy.mutable_data_ptr(), contents, static_cast<size_t>(bytes));
+    return THPVariable_Wrap(copy);
+  });
+}
+
+}  // namespace
+
+PyMethodDef batch_methods[] = {
+    {"batch_ticket", batch_ticket, METH_O, nullptr},
+    {"batch_tensor", batch_tensor, METH_VARARGS, nullptr},
+    {"batch_copy", batch_copy, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace python
+}  // namespace stocache

@@ -1,0 +1,115 @@
+"""What fits into how much memory, before it is spent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stocache import _C
+from stocache.sizes import parse_size, show_bytes
+
+_SAMPLES = 16
+_SECONDS = 1.0  # a slow source is not asked for all of them
+# What a cache takes for itself, the index entry of a sample, and the padding of its record.
+_HEAD_BYTES = 80 << 10
+_ENTRY_BYTES = 17
+_ALIGN = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of a dataset a cache of this size holds."""
+
+    dataset_len: int
+    """Samples in the dataset."""
+    memory: int
+    """Bytes for samples."""
+    sampled: int
+    """How many samples were measured."""
+    smallest: int
+    """Bytes of the smallest of them."""
+    largest: int
+    """Bytes of the largest."""
+    mean: float
+    """Bytes of one on average."""
+    load_seconds: float
+    """Seconds to load one on average."""
+
+    @property
+    def dataset_bytes(self) -> float:
+        """What all samples take, as far as those measured tell."""
+        return self.mean * self.dataset_len
+
+    @property
+    def fits(self) -> int:
+        """How many samples fit."""
+        return min(self.dataset_len, int(self.memory / self.mean)) if self.sampled else 0
+
+    @property
+    def hit_rate(self) -> float:
+        """The hit rate to expect from the second epoch on (policy "freeze")."""
+        return self.fits / self.dataset_len
+
+    def __str__(self) -> str:
+        if not self.sampled:
+            return (
+                f"Caching {self.dataset_len} samples in up to {show_bytes(self.memory)}; no sample "
+                "could be loaded yet, so what fits is not known."
+            )
+        sizes = (
+            show_bytes(self.mean)
+            if self.smallest == self.largest
+            else f"{show_bytes(self.smallest)} to {show_bytes(self.largest)}"
+        )
+        return (
+            f"{self.dataset_len} samples of {sizes} take about {show_bytes(self.dataset_bytes)}; "
+            f"the cache has {show_bytes(self.memory)}. "
+            + (
+                "All of them fit."
+                if self.fits == self.dataset_len
+                else f"{self.fits} fit: expect a hit rate of {self.hit_rate:.0%}."
+            )
+        )
+
+
+def plan(dataset: Any, memory: int | float | str = 0.5, allow_pickle: bool = False) -> Plan:
+    """Loads a few samples and says how many fit into ``memory``."""
+    length = len(dataset)
+    limit = parse_size("memory", memory)
+    memory = max(0, limit - _HEAD_BYTES - length * _ENTRY_BYTES)
+    return measure(dataset, memory, allow_pickle)
+
+
+def measure(
+    dataset: Sequence[Any],
+    memory: int,
+    allow_pickle: bool,
+    keep: Callable[[int, Any], None] = lambda index, sample: None,
+) -> Plan:
+    """The sizes of samples spread over the dataset; each one is given to ``keep``."""
+    length = len(dataset)
+    sizes: list[int] = []
+    began = time.perf_counter()
+    for k in range(min(_SAMPLES, length)):
+        index = k * length // min(_SAMPLES, length)
+        try:
+            sample = dataset[index]
+        except Exception:
+            break  # a dataset that cannot be read yet says so when it is used
+        _, record = _C.codec_encode(sample, allow_pickle)
+        keep(index, sample)
+        sizes.append(max(_ALIGN, -(-len(record) // _ALIGN) * _ALIGN))
+        if time.perf_counter() - began > _SECONDS:
+            break
+    seconds = (time.perf_counter() - began) / max(1, len(sizes))
+    return Plan(
+        dataset_len=length,
+        memory=memory,
+        sampled=len(sizes),
+        smallest=min(sizes, default=0),
+        largest=max(sizes, default=0),
+        mean=sum(sizes) / max(1, len(sizes)),
+        load_seconds=seconds,
+    )
