@@ -405,7 +405,8 @@ class CachedDataset(Dataset[Any]):
             )
         return plan
 
-    def _keep(self, index: int, sample: Any) -> None:
+    def _keep(self, index: int, sample: Any, seconds: float) -> None:
+        self._records.note_loads(1, seconds)
         if self._records.begin(index) == "mine":
             self._records.put(index, sample, self._allow_pickle)
 

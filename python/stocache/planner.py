@@ -86,20 +86,23 @@ def measure(
     dataset: Sequence[Any],
     memory: int,
     allow_pickle: bool,
-    keep: Callable[[int, Any], None] = lambda index, sample: None,
+    keep: Callable[[int, Any, float], None] = lambda index, sample, seconds: None,
 ) -> Plan:
-    """The sizes of samples spread over the dataset; each one is given to ``keep``."""
+    """The sizes of samples spread over the dataset; each one, and how long it took to load, goes to
+    ``keep``."""
     length = len(dataset)
     sizes: list[int] = []
     began = time.perf_counter()
     for k in range(min(_SAMPLES, length)):
         index = k * length // min(_SAMPLES, length)
+        loading = time.perf_counter()
         try:
             sample = dataset[index]
         except Exception:
             break  # a dataset that cannot be read yet says so when it is used
+        took = time.perf_counter() - loading
         _, record = _C.codec_encode(sample, allow_pickle)
-        keep(index, sample)
+        keep(index, sample, took)
         sizes.append(max(_ALIGN, -(-len(record) // _ALIGN) * _ALIGN))
         if time.perf_counter() - began > _SECONDS:
             break
