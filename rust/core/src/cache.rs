@@ -378,7 +378,8 @@ impl Cache {
     }
 
     fn already_set(&self, i: usize) -> Store {
-        if self.known.contains(i) && !self.known.was_missed(i) {
+        let missed = self.known.was_missed(i); // asked in any case: the answer is used up
+        if self.known.contains(i) && !missed {
             return Store::Occupied;
         }
         self.known.insert(i);
