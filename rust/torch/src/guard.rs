@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use stocache::{Error, Kind};
 
-/// An error as it crosses: the kind's word, a unit separator, the message. `errors.h` splits it.
+/// An error as it crosses: the kind's word, a unit separator, the message. `rust_errors.h` splits it.
 #[derive(Debug)]
 pub struct Crossing(Error);
 
