@@ -10,6 +10,7 @@ import enum
 import functools
 import gc
 import io
+import itertools
 import math
 import os
 import pickle
@@ -1388,12 +1389,13 @@ def change_between_two_looks(count: int) -> tuple[int, int]:
     Who looks at them twice makes a tensor that is too small for its rows."""
     schema, record = encode((torch.zeros(64, dtype=torch.float64), "text" * 20))
     first, other = bytearray(record), bytearray(record)
-    good, bad = struct.pack("<II", 64, 80), struct.pack("<II", 1, 3)
+    # One of the two per call: threads take turns between calls, and a call that always ended with
+    # the same one would show collate nothing else.
+    turns = itertools.cycle([struct.pack("<II", 64, 80), struct.pack("<II", 1, 3)])
     made = 0
 
     def overwrite():
-        first[0:8] = good
-        first[0:8] = bad
+        first[0:8] = next(turns)
 
     with written_meanwhile(overwrite):
         for _ in range(count):
