@@ -13,11 +13,18 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <optional>
 #include <thread>
 #include <unordered_map>
+
+#include "python_support.h"
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 namespace stocache::codec {
 namespace {
@@ -1867,17 +1874,7 @@ bool is_finalizing() {
 #endif
 }
 
-// Releases the GIL for its lifetime.
-class WithoutGil {
- public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() { PyEval_RestoreThread(state_); }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* state_;
-};
+using python::WithoutGil;
 
 }  // namespace
 
@@ -2323,17 +2320,42 @@ PyObject* Schema::decode(const at::Tensor& record, bool allow_pickle) const {
 PyObject* Schema::collate(Records records, const Allocate& allocate) const {
   auto collation = Collation::plan(shared_from_this(), records, allocate);
   if (!collation) return nullptr;
-  // Giving up the GIL costs more than a small copy.
-  if (collation->bytes() < (64 << 10)) {
-    collation->copy(0, collation->rows());
-  } else {
-    WithoutGil free;
-    collation->copy(0, collation->rows());
+  bool alike = false;
+  {
+    WithoutGil free(collation->bytes() >= (64 << 10));  // costs more than a small copy
+    alike = collation->copy(0, collation->rows());
   }
-  return collation->finish();
+  return alike ? collation->finish() : nullptr;
 }
 
 // Collating
+
+// A column of this size is out of the processor's caches before anybody reads it.
+constexpr uint64_t kBeyondCaches = 16 << 20;
+constexpr uint64_t kPage = 4096;
+
+// As memcpy, but past the caches: memory that is only written is not read first.
+void stream(uint8_t* to, const uint8_t* from, size_t size) {
+#ifdef __SSE2__
+  const size_t head = -reinterpret_cast<uintptr_t>(to) % 16;
+  std::memcpy(to, from, head);
+  to += head;
+  from += head;
+  size -= head;
+  for (; size >= 64; to += 64, from += 64, size -= 64) {
+    const auto* source = reinterpret_cast<const __m128i*>(from);
+    auto* target = reinterpret_cast<__m128i*>(to);
+    const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+  _mm_sfence();  // others see what was written once they see that this thread is done
+#endif
+  std::memcpy(to, from, size);
+}
 
 struct Collation::Impl {
   using Extent = Schema::Impl::Extent;
@@ -2383,6 +2405,13 @@ struct Collation::Impl {
       std::memcpy(to, source(column, row), size);
     }
   }
+  // Whether these rows have the shapes of the first one; they are as long as it.
+  bool are_alike(size_t first, size_t last) const {
+    const auto alike = [&](const auto& record) {
+      return std::memcmp(record.first, words.data(), 4 * words.size()) == 0;
+    };
+    return words.empty() || std::all_of(records.begin() + first, records.begin() + last, alike);
+  }
   void copy_column(const Column& column, size_t first, size_t last) const;
   void copy_texts(size_t first, size_t last) const;
 
@@ -2404,12 +2433,17 @@ bool Collation::Impl::lay_out() {
   if (!read(0, words)) return false;
   extents.resize(leaves);
   if (!schema.layout(words.data(), records[0].second, extents.data())) return false;
+  if (schema.all_fixed) {
+    // All are alike or there is no batch. `copy` looks at the words: where records are small, a
+    // look at each of them costs about as much as its copy, and `copy` has threads.
+    const auto as_long = [&](const auto& record) { return record.second == records[0].second; };
+    return std::all_of(records.begin(), records.end(), as_long);
+  }
   std::vector<uint32_t> other;
   for (size_t row = 1; row < records.size(); ++row) {
     if (!read(row, other)) return false;
     const bool same = other == words && records[row].second == records[0].second;
     if (same && !stride) continue;
-    if (!same && schema.all_fixed) return false;
     if (!stride) {
       stride = leaves;
       extents.resize(leaves * records.size());
@@ -2536,8 +2570,13 @@ void Collation::Impl::copy_column(const Column& column, size_t first, size_t las
     }
     return;
   }
+  const bool beyond_caches = size >= kPage && size * records.size() >= kBeyondCaches;
   for (size_t row = first; row < last; ++row, to += size) {
-    std::memcpy(to, source(column, row), size);
+    if (beyond_caches) {
+      stream(to, source(column, row), size);
+    } else {
+      std::memcpy(to, source(column, row), size);
+    }
   }
 }
 
@@ -2633,14 +2672,17 @@ size_t Collation::rows() const { return impl_->records.size(); }
 
 uint64_t Collation::bytes() const { return impl_->bytes; }
 
-void Collation::copy(size_t first_row, size_t last_row) const noexcept {
+bool Collation::copy(size_t first_row, size_t last_row) const noexcept {
   // A few rows at a time: what a record's columns share is then still in the processor's cache.
   constexpr size_t block = 64;
+  const bool unchecked = impl_->parsed().all_fixed;
   for (size_t first = first_row; first < last_row; first += block) {
     const size_t last = std::min(first + block, last_row);
+    if (unchecked && !impl_->are_alike(first, last)) return false;
     for (const auto& column : impl_->columns) impl_->copy_column(column, first, last);
     impl_->copy_texts(first, last);
   }
+  return true;
 }
 
 PyObject* Collation::finish() {
@@ -2750,13 +2792,15 @@ PyObject* codec_collate(PyObject*, PyObject* args, PyObject* kwargs) {
   {
     WithoutGil free;
     collation = Collation::plan(parsed, rows, allocate);
+    std::atomic<bool> alike = collation != nullptr;
     std::vector<std::thread> workers;
     for (size_t i = 0; collation && i < threads; ++i) {
-      workers.emplace_back([&collation, count = rows.size(), threads, i] {
-        collation->copy(i * count / threads, (i + 1) * count / threads);
+      workers.emplace_back([&alike, &collation, count = rows.size(), threads, i] {
+        if (!collation->copy(i * count / threads, (i + 1) * count / threads)) alike = false;
       });
     }
     for (auto& worker : workers) worker.join();
+    if (!alike) collation = nullptr;
   }
   return collation ? collation->finish() : Py_NewRef(Py_NotImplemented);
   END_HANDLE_TH_ERRORS

@@ -115,7 +115,7 @@ class Schema : public std::enable_shared_from_this<Schema> {
 //
 //   auto collation = Collation::plan(schema, records, allocate);  // any thread, no GIL needed
 //   if (!collation) ...                                           // fall back: decode and collate
-//   collation->copy(0, collation->rows());                        // any threads, no GIL
+//   collation->copy(0, collation->rows()) || ...                  // any threads, no GIL
 //   ...                                                           // were the records overwritten?
 //   PyObject* batch = collation->finish();                        // GIL
 //
@@ -124,9 +124,9 @@ class Schema : public std::enable_shared_from_this<Schema> {
 // must be dropped before `finish`. The pointers must stay valid until the copy is done.
 class Collation {
  public:
-  // Checks that the shapes agree and makes the tensors. nullptr if there are no records, if shapes
-  // differ, if a record is damaged, or if the schema holds what default_collate refuses or treats
-  // in a way of its own. Lengths of strings may differ. Throws only what `allocate` throws.
+  // Checks what it can about the shapes and makes the tensors. nullptr if there are no records, if
+  // shapes differ, if a record is damaged, or if the schema holds what default_collate refuses or
+  // treats in a way of its own. Lengths of strings may differ. Throws only what `allocate` throws.
   static std::unique_ptr<Collation> plan(std::shared_ptr<const Schema> schema,
                                          Schema::Records records, const Schema::Allocate& allocate);
   ~Collation();
@@ -134,8 +134,9 @@ class Collation {
   size_t rows() const;
   // How many bytes `copy` moves for all rows, to decide about threads.
   uint64_t bytes() const;
-  // Copies these rows of every column. Only memcpy; threads may do different rows at the same time.
-  void copy(size_t first_row, size_t last_row) const noexcept;
+  // Copies these rows of every column; false if one has another shape than the first: then there is
+  // no batch. Reads and copies only; threads may do different rows at the same time.
+  bool copy(size_t first_row, size_t last_row) const noexcept;
   // The batch, a new reference; once, after every row was copied. Throws python_error, or
   // c10::ValueError if strings are damaged.
   PyObject* finish();

@@ -3,9 +3,11 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
-#include <thread>
 
+#include "crew.h"
 #include "python_support.h"
 #include "shared_batches.h"
 
@@ -21,8 +23,8 @@ constexpr uint16_t kInline = UINT16_MAX;
 constexpr int kTries = 8;
 // Below this, giving up the GIL costs more than it saves others.
 constexpr size_t kWorthReleasing = 256 << 10;
-// Below this many bytes a thread costs more than it saves.
-constexpr uint64_t kBytesPerThread = 4 << 20;
+// Rows are handed to threads in parts of about this size.
+constexpr uint64_t kBytesPerPart = 128 << 10;
 
 // Fresh bytes without a trip through the dispatcher.
 at::Tensor fresh(size_t bytes) {
@@ -51,20 +53,16 @@ std::string inline_schema(const std::string& schema) {
   return head;
 }
 
-// Copies all rows, on that many threads if they can be had.
-void copy_rows(const codec::Collation& batch, size_t threads) {
-  const size_t share = (batch.rows() + threads - 1) / threads;
-  std::vector<std::jthread> others;
-  size_t from = share;
-  try {
-    for (; from < batch.rows(); from += share) {
-      others.emplace_back(
-          [&batch, from, share] { batch.copy(from, std::min(from + share, batch.rows())); });
-    }
-  } catch (const std::system_error&) {
-    batch.copy(from, batch.rows());  // no more threads to be had
-  }
-  batch.copy(0, std::min(share, batch.rows()));
+// Copies all rows, on up to that many threads; whether they are a batch.
+bool copy_rows(const codec::Collation& batch, size_t threads) {
+  const size_t parts = std::clamp<size_t>(batch.bytes() / kBytesPerPart, 1, batch.rows());
+  const size_t share_of = (batch.rows() + parts - 1) / parts;
+  std::atomic<bool> alike = true;
+  share((batch.rows() + share_of - 1) / share_of, threads, [&](size_t part) {
+    const size_t first = part * share_of;
+    if (!batch.copy(first, std::min(first + share_of, batch.rows()))) alike = false;
+  });
+  return alike;
 }
 
 }  // namespace
@@ -171,10 +169,8 @@ PyObject* RecordCache::collate(const std::vector<int64_t>& indices, int64_t thre
     {
       WithoutGil free;
       batch = codec::Collation::plan(schema, rows, allocate);
-      if (batch) {
-        const auto most = static_cast<int64_t>(batch->bytes() / kBytesPerThread);
-        const auto helpers = std::max<int64_t>(1, std::min(threads, most));
-        copy_rows(*batch, static_cast<size_t>(helpers));
+      if (batch && !copy_rows(*batch, static_cast<size_t>(std::max<int64_t>(1, threads)))) {
+        batch = nullptr;
       }
     }
     const bool whole = records_->unmoved(before);
