@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "cache.h"
+#include "files_type.h"
 #include "python_support.h"
 #include "records_type.h"
 #include "stats.h"
@@ -485,5 +486,6 @@ PyMODINIT_FUNC PyInit__C() {
   PyObject* type = PyType_FromSpec(&cache_spec);
   if (!module || !type || PyModule_AddObject(module, "Cache", type) != 0) return nullptr;
   if (!stocache::python::add_records(module)) return nullptr;
+  if (!stocache::python::add_files(module)) return nullptr;
   return module;
 }

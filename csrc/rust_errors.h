@@ -10,6 +10,14 @@
 
 namespace stocache {
 
+// The operating system said no about a file of the caller's; the message is its path.
+class PathError : public c10::Error {
+ public:
+  PathError(c10::SourceLocation here, std::string path, int number)
+      : c10::Error(here, std::move(path)), number(number) {}
+  int number;
+};
+
 // Throws `error` as the type its kind asks for. The core writes "<kind>\x1f<message>".
 [[noreturn]] inline void rethrow(const ::rust::Error& error) {
   std::string text = error.what();
@@ -22,6 +30,8 @@ namespace stocache {
   if (kind == "index") throw c10::IndexError(here, std::move(message));
   if (kind == "space") throw SpaceError(here, std::move(message));
   if (kind == "system") throw SystemError(here, std::move(message));
+  if (kind.starts_with("errno"))
+    throw PathError(here, std::move(message), std::stoi(kind.substr(5)));
   throw c10::Error(here, std::move(message));
 }
 

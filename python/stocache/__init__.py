@@ -10,6 +10,7 @@ _load.load()
 from stocache._ops import handle  # noqa: E402
 from stocache.cached_dataset import CachedDataset, CachedDatasetStats  # noqa: E402
 from stocache.cpp import cmake_prefix_path, include_path  # noqa: E402
+from stocache.file_cache import DataCache, FileCache, FileCacheStats  # noqa: E402
 from stocache.loader import DataLoader, collate  # noqa: E402
 from stocache.node import get_shm_size, sweep  # noqa: E402
 from stocache.planner import Plan, plan  # noqa: E402
@@ -19,7 +20,10 @@ __version__ = "0.1.0"
 __all__ = [
     "CachedDataset",
     "CachedDatasetStats",
+    "DataCache",
     "DataLoader",
+    "FileCache",
+    "FileCacheStats",
     "Plan",
     "SharedCache",
     "SharedCacheStats",

@@ -30,8 +30,12 @@ pub(crate) enum Count {
     LoadNanos = 9,
     /// Records too large for any room there is.
     TooLarge = 10,
-    /// Records that made room for others.
+    /// Records or files that made room for others.
     Evicted = 11,
+    /// Files whose source had changed.
+    Stale = 12,
+    /// Requests for a file that were answered with its source.
+    Passed = 13,
 }
 
 /// The counters of a segment.

@@ -17,6 +17,9 @@ pub enum Kind {
     State,
     /// The operating system said no.
     System,
+    /// The operating system said no about a file of the caller's, with this number; the message is
+    /// its path alone.
+    Errno(i32),
 }
 
 impl Kind {
@@ -30,13 +33,21 @@ impl Kind {
             Kind::Refused => "refused",
             Kind::State => "state",
             Kind::System => "system",
+            Kind::Errno(_) => "errno",
+        }
+    }
+
+    fn suffix(self) -> String {
+        match self {
+            Kind::Errno(number) => format!(": {}", std::io::Error::from_raw_os_error(number)),
+            _ => String::new(),
         }
     }
 }
 
 /// One line that says what was given, what is allowed and what to do.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{message}")]
+#[error("{message}{}", .kind.suffix())]
 pub struct Error {
     kind: Kind,
     message: String,
@@ -54,6 +65,11 @@ impl Error {
     /// What sort of error this is.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// The message alone; the path of the file for [`Kind::Errno`].
+    pub fn message(&self) -> &str {
+        &self.message
     }
 
     /// A failed system call; the remedy is added where there is a usual one.

@@ -23,6 +23,8 @@ pub(crate) enum Fault {
     IgnoreEpoch,
     /// Empty a region without asking whether somebody is writing to it.
     RecycleInUse,
+    /// Remove a file without asking whether somebody is about to open it.
+    EvictInUse,
     /// Leave open segments as they are when the process forks.
     NoForkHandler,
 }

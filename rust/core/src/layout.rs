@@ -43,6 +43,18 @@
 //!   240  4   kind
 //! ```
 //!
+//! A table of files (files.rs) has kind 2 at 240 and differs from 32 on:
+//!
+//! ```text
+//!   states    entries + LOCKS      bytes, the lock of each file
+//!   entries   entries              of ENTRY_WORDS u64 each (see table.rs)
+//!   heads     one line             words of all files together
+//!   rows      LEASES               of ROW_WORDS u64 each: which files a process was given last
+//!
+//!   32   8   entries            192  8   states offset
+//!   200  8   entries offset     208  8   rows offset       216  8   total length
+//! ```
+//!
 //! Offsets follow from the geometry; they are stored so that a reader of another build that
 //! computes them differently refuses the segment instead of reading the wrong bytes.
 //! Raising [`FORMAT`] costs users their kept caches: the new version starts with an empty one.
@@ -70,6 +82,7 @@ const FLAG_KEEP: u32 = 1;
 const FLAG_VERIFY: u32 = 2;
 const KIND_SLOTS: u32 = 0;
 const KIND_RECORDS: u32 = 1;
+const KIND_FILES: u32 = 2;
 
 const _: () = {
     assert!(HEADER_BYTES <= FROZEN_AT);
@@ -374,6 +387,68 @@ impl RecordLayout {
     }
 }
 
+/// Room to note what is known of files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Files that can be told apart; some more than are expected.
+    pub entries: u64,
+}
+
+/// Words of one file: a cache line.
+pub(crate) const ENTRY_WORDS: u64 = 8;
+/// Threads of a process that are told apart; see table.rs.
+pub(crate) const ROW_THREADS: u64 = 32;
+/// Words of one process: its number, then two per thread.
+pub(crate) const ROW_WORDS: u64 = 8 + 2 * ROW_THREADS;
+
+impl Table {
+    /// Room for `files` files and for those that come later.
+    pub fn plan(files: u64) -> Result<Self> {
+        let table = Self { entries: files.saturating_add(files / 4).saturating_add(1024) };
+        table.layout().map(|_| table)
+    }
+
+    /// Where everything lies.
+    pub fn layout(&self) -> Result<TableLayout> {
+        TableLayout::of(self).ok_or_else(|| {
+            Error::new(
+                Kind::Argument,
+                format!("{} files are more than one cache can know", self.entries),
+            )
+        })
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a table of {} files", self.entries)
+    }
+}
+
+/// Offsets of the parts of a table of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableLayout {
+    pub(crate) states_at: u64,
+    pub(crate) entries_at: u64,
+    pub(crate) heads_at: u64,
+    pub(crate) rows_at: u64,
+    pub(crate) total: u64,
+}
+
+impl TableLayout {
+    fn of(table: &Table) -> Option<Self> {
+        let lines = |at: u64| at.checked_next_multiple_of(LINE);
+        let states_at = (COUNTERS_AT + COUNTER_STRIPES * COUNTER_STRIPE_BYTES) as u64;
+        let entries_at = lines(states_at.checked_add(table.entries)?.checked_add(LOCKS)?)?;
+        let heads_at = entries_at.checked_add(table.entries.checked_mul(8 * ENTRY_WORDS)?)?;
+        let rows_at = heads_at.checked_add(LINE)?;
+        let rows = u64::from(crate::slot::LEASES) * 8 * ROW_WORDS;
+        let total = rows_at.checked_add(rows)?.checked_next_multiple_of(PAGE as u64)?;
+        let fits = total <= i64::MAX as u64;
+        fits.then_some(Self { states_at, entries_at, heads_at, rows_at, total })
+    }
+}
+
 /// What a segment holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
@@ -381,6 +456,8 @@ pub enum Plan {
     Slots(Geometry),
     /// Records of any size (store.rs).
     Records(Room),
+    /// What is known of files (files.rs).
+    Files(Table),
 }
 
 impl Plan {
@@ -389,6 +466,7 @@ impl Plan {
         match self {
             Plan::Slots(geometry) => geometry.dataset_len,
             Plan::Records(room) => room.dataset_len,
+            Plan::Files(table) => table.entries,
         }
     }
 
@@ -400,6 +478,7 @@ impl Plan {
             (Plan::Records(ours), Plan::Records(theirs)) => {
                 (ours.dataset_len, ours.regions) == (theirs.dataset_len, theirs.regions)
             }
+            (Plan::Files(_), Plan::Files(_)) => true,
             _ => false,
         }
     }
@@ -409,6 +488,7 @@ impl Plan {
         match self {
             Plan::Slots(geometry) => geometry.layout().map(|l| (l.data_at, l.total)),
             Plan::Records(room) => room.layout().map(|l| (l.data_at, l.total)),
+            Plan::Files(table) => table.layout().map(|l| (l.total, l.total)),
         }
     }
 }
@@ -418,6 +498,7 @@ impl std::fmt::Display for Plan {
         match self {
             Plan::Slots(geometry) => geometry.fmt(f),
             Plan::Records(room) => room.fmt(f),
+            Plan::Files(table) => table.fmt(f),
         }
     }
 }
@@ -468,6 +549,12 @@ impl Header {
                 put(240, &KIND_RECORDS.to_le_bytes());
                 [layout.states_at, layout.places_at, layout.data_at, layout.total]
             }
+            Plan::Files(table) => {
+                let layout = table.layout()?;
+                put(32, &table.entries.to_le_bytes());
+                put(240, &KIND_FILES.to_le_bytes());
+                [layout.states_at, layout.entries_at, layout.rows_at, layout.total]
+            }
         };
         for (i, offset) in offsets.iter().enumerate() {
             put(192 + 8 * i, &offset.to_le_bytes());
@@ -499,7 +586,7 @@ impl Header {
             return refuse("checksum: its header is damaged".into());
         }
         let (flags, kind, ndim) = (u32_at(12), u32_at(240), u32_at(60) as usize);
-        if flags & !(FLAG_KEEP | FLAG_VERIFY) != 0 || ndim > MAX_DIMS || kind > KIND_RECORDS {
+        if flags & !(FLAG_KEEP | FLAG_VERIFY) != 0 || ndim > MAX_DIMS || kind > KIND_FILES {
             return refuse(format!(
                 "header: kind {kind}, flags {flags:#x} and {ndim} dimensions are not known"
             ));
@@ -520,6 +607,12 @@ impl Header {
                 && Layout::of(&geometry)
                     .is_some_and(|l| [l.states_at, l.checks_at, l.data_at, l.total] == offsets);
             (Plan::Slots(geometry), fits)
+        } else if kind == KIND_FILES {
+            let table = Table { entries: u64_at(32) };
+            let fits = table.entries > 0
+                && TableLayout::of(&table)
+                    .is_some_and(|l| [l.states_at, l.entries_at, l.rows_at, l.total] == offsets);
+            (Plan::Files(table), fits)
         } else {
             let room =
                 Room { dataset_len: u64_at(32), data_bytes: u64_at(40), regions: u64_at(48) };

@@ -7,7 +7,7 @@
 
 use crate::fork::Anchor;
 use crate::slot::{LEASES, Orphans, Slots};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
 
 /// The leases of a segment as this process sees them.
@@ -98,12 +98,39 @@ fn unlock(fd: RawFd, k: u8) {
 }
 
 fn set_lock(fd: RawFd, k: u8, kind: libc::c_int) -> bool {
+    let range = range(u64::from(k), 1, kind);
+    // SAFETY: `fd` is open while its anchor lives, and `range` outlives the call.
+    unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &range) == 0 }
+}
+
+/// Locks byte `at` of `file`, together with others who do the same.
+pub(crate) fn share_byte(file: &impl AsRawFd, at: u64) -> rustix::io::Result<()> {
+    let range = range(at, 1, libc::F_RDLCK);
+    // SAFETY: `file` is open, and `range` outlives the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &range) } {
+        0 => Ok(()),
+        _ => Err(rustix::io::Errno::from_io_error(&std::io::Error::last_os_error())
+            .unwrap_or(rustix::io::Errno::IO)),
+    }
+}
+
+/// Whether anybody has locked a byte of `file` other than `at`.
+pub(crate) fn is_locked_elsewhere(file: &impl AsRawFd, at: u64) -> bool {
+    let locked = |start: u64, len: u64| {
+        let mut range = range(start, len, libc::F_WRLCK);
+        // SAFETY: as above; the kernel writes into `range`.
+        let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut range) };
+        asked != 0 || i32::from(range.l_type) != libc::F_UNLCK
+    };
+    (at > 0 && locked(0, at)) || locked(at + 1, 0) // a length of 0 is all the rest
+}
+
+fn range(start: u64, len: u64, kind: libc::c_int) -> libc::flock {
     // SAFETY: all-zero is a valid flock, and l_pid must be zero for F_OFD_SETLK.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = kind as libc::c_short;
     range.l_whence = libc::SEEK_SET as libc::c_short;
-    range.l_start = libc::off_t::from(k);
-    range.l_len = 1;
-    // SAFETY: `fd` is open while its anchor lives, and `range` outlives the call.
-    unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &range) == 0 }
+    range.l_start = start as libc::off_t;
+    range.l_len = len as libc::off_t;
+    range
 }

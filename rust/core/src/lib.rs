@@ -4,6 +4,12 @@
 //!
 //! | module | role |
 //! | --- | --- |
+//! | [`files`] | copies of a far folder's files on a near disk |
+//! | [`pool`] | threads that copy files behind the caller's back |
+//! | [`near`] | the folder on the near disk |
+//! | [`table`] | what the processes of a node know together about files |
+//! | [`journal`] | which files are ours, on disk |
+//! | [`copy`] | one file copied whole, or not at all |
 //! | [`store`] | records of any size, one per sample |
 //! | [`cache`] | the dense cache: one slot per sample, loaded and stored by index |
 //! | [`gather`] | many slots at once, into one buffer |
@@ -34,13 +40,19 @@ pub mod layout;
 #[cfg(not(loom))]
 pub mod cache;
 #[cfg(not(loom))]
+mod copy;
+#[cfg(not(loom))]
 mod counters;
 #[cfg(not(loom))]
 mod file;
 #[cfg(not(loom))]
+pub mod files;
+#[cfg(not(loom))]
 mod fork;
 #[cfg(not(loom))]
 mod gather;
+#[cfg(not(loom))]
+mod journal;
 #[cfg(not(loom))]
 mod known;
 #[cfg(not(loom))]
@@ -50,6 +62,10 @@ mod memory;
 #[cfg(not(loom))]
 mod name;
 #[cfg(not(loom))]
+mod near;
+#[cfg(not(loom))]
+mod pool;
+#[cfg(not(loom))]
 pub mod ring;
 #[cfg(not(loom))]
 pub mod segment;
@@ -57,9 +73,13 @@ pub mod segment;
 pub mod space;
 #[cfg(not(loom))]
 pub mod store;
+#[cfg(not(loom))]
+mod table;
 
 #[cfg(not(loom))]
 pub use cache::{Cache, Load, Stats, Store};
+#[cfg(not(loom))]
+pub use files::{Check, FileCache, FileOptions, FileStats, Served, Verdict};
 #[cfg(not(loom))]
 pub use memory::Mapping;
 #[cfg(not(loom))]

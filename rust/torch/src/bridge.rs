@@ -2,6 +2,8 @@
 #![allow(unsafe_code)] // the boundary itself
 
 use crate::batches::{drop_batch, receive_batch, send_batch, take_batch};
+pub use crate::files::Files;
+use crate::files::open_files;
 pub use crate::handle::{Handle, Pin};
 use crate::handle::{by_name, fingerprint_of, free_memory, join, open, release, sweep, unpin};
 pub use crate::records::Records;
@@ -135,6 +137,50 @@ pub mod ffi {
         frozen: bool,
     }
 
+    /// Files to keep copies of, as the user said it.
+    struct FileOptions {
+        /// The far folder and the near one, as bytes: paths need not be text.
+        source: Vec<u8>,
+        cache: Vec<u8>,
+        /// Bytes that copies may take; 0: no limit.
+        limit: u64,
+        /// "lru" or "freeze".
+        policy: String,
+        /// "once", "always" or "never".
+        check: String,
+        hashed: bool,
+        files: u64,
+    }
+
+    /// A path to open.
+    struct PathTo {
+        path: Vec<u8>,
+        /// Of a copy, not of the source.
+        copy: bool,
+    }
+
+    /// What a comparison found.
+    enum Compared {
+        Absent,
+        Same,
+        Differs,
+    }
+
+    struct FileStats {
+        hits: u64,
+        copies: u64,
+        copied_bytes: u64,
+        copy_nanos: u64,
+        waits: u64,
+        passed: u64,
+        failed: u64,
+        stale: u64,
+        evicted: u64,
+        too_large: u64,
+        files: u64,
+        bytes: u64,
+    }
+
     /// What a look-up found.
     struct Found {
         state: Slot,
@@ -249,6 +295,29 @@ pub mod ffi {
         fn frozen_reason(self: &Records) -> String;
         fn place(self: &Records) -> Place;
         fn options(self: &Records) -> RecordOptions;
+    }
+
+    extern "Rust" {
+        /// A cache of files, open in this process.
+        type Files;
+
+        fn open_files(options: &FileOptions) -> Result<Box<Files>>;
+
+        /// The path of a right copy; empty if there is none.
+        fn hit(self: &Files, name: &[u8]) -> Vec<u8>;
+        fn fetch(self: &Files, name: &[u8]) -> Result<PathTo>;
+        fn fetch_behind(self: &Files, name: &[u8]) -> Result<PathTo>;
+        fn contains(self: &Files, name: &[u8]) -> bool;
+        /// Each followed by a zero byte.
+        fn names(self: &Files) -> Vec<u8>;
+        fn verify(self: &Files, name: &[u8]) -> Result<Compared>;
+        fn clear(self: &Files) -> u64;
+        fn stats(self: &Files) -> FileStats;
+        fn folder(self: &Files) -> Vec<u8>;
+        /// Why nothing is cached; empty if something is.
+        fn trouble(self: &Files) -> String;
+        /// What to tell people; empty if nothing.
+        fn news(self: &Files) -> String;
     }
 
     unsafe extern "C++" {

@@ -4,12 +4,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use stocache::{Error, Kind};
 
 /// An error as it crosses: the kind's word, a unit separator, the message. `rust_errors.h` splits it.
+/// After "errno" stands its number, and the message is a path.
 #[derive(Debug)]
 pub struct Crossing(Error);
 
 impl std::fmt::Display for Crossing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}\u{1f}{}", self.0.kind().word(), self.0)
+        let number = match self.0.kind() {
+            Kind::Errno(number) => number.to_string(),
+            _ => String::new(),
+        };
+        write!(f, "{}{number}\u{1f}{}", self.0.kind().word(), self.0.message())
     }
 }
 

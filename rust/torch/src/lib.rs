@@ -6,6 +6,7 @@
 
 mod batches;
 mod bridge;
+mod files;
 mod guard;
 mod handle;
 mod records;

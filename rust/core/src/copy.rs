@@ -1,0 +1,160 @@
+//! One file copied whole, or not at all.
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW};
+use rustix::io::Errno;
+use std::path::Path;
+use xxhash_rust::xxh3::Xxh3;
+
+/// What was copied: the source's size and time of change, and a hash of the bytes if asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copied {
+    pub(crate) version: (u64, u64),
+    pub(crate) hash: u64,
+}
+
+/// Whose fault it was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Trouble {
+    /// The source cannot be read.
+    Source(Errno),
+    /// The copy cannot be written.
+    Copy(Errno),
+    /// The source changed meanwhile.
+    Changed,
+}
+
+/// So much at once, so that others can see that it goes on.
+const STEP: usize = 16 << 20;
+const BUFFER: usize = 256 << 10;
+
+/// Size and time of change, by which two states of a file are told apart.
+pub(crate) fn version(stat: &Stat) -> (u64, u64) {
+    let nanos = (stat.st_mtime as u64).wrapping_mul(1_000_000_000);
+    (stat.st_size as u64, nanos.wrapping_add(stat.st_mtime_nsec))
+}
+
+/// A regular file's state; a folder or a device is none.
+pub(crate) fn stat_file(path: &Path) -> Result<Stat, Errno> {
+    regular(rustix::fs::stat(path)?)
+}
+
+fn regular(stat: Stat) -> Result<Stat, Errno> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(stat),
+        FileType::Directory => Err(Errno::ISDIR),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// Copies `from` to `to`, which only its owner may read and which gets the source's time of change.
+pub(crate) fn copy(from: &Path, to: &Path, hashed: bool) -> Result<Copied, Trouble> {
+    let source = open_source(from).map_err(Trouble::Source)?;
+    let before = rustix::fs::fstat(&source).and_then(regular).map_err(Trouble::Source)?;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let flags =
+        OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let target = rustix::fs::openat(CWD, to, flags, mode).map_err(Trouble::Copy)?;
+    rustix::fs::fchmod(&target, mode).map_err(Trouble::Copy)?; // whatever the umask says
+    let (copied, hash) = if hashed {
+        by_hand(source.as_fd(), target.as_fd(), 0, true)?
+    } else {
+        (in_kernel(source.as_fd(), target.as_fd(), before.st_size as u64)?, 0)
+    };
+    let after = rustix::fs::fstat(&source).map_err(Trouble::Source)?;
+    if version(&after) != version(&before) || copied != before.st_size as u64 {
+        return Err(Trouble::Changed);
+    }
+    let times = Timestamps {
+        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        last_modification: Timespec {
+            tv_sec: before.st_mtime as _,
+            tv_nsec: before.st_mtime_nsec as _,
+        },
+    };
+    rustix::fs::futimens(&target, &times).map_err(Trouble::Copy)?;
+    Ok(Copied { version: version(&before), hash })
+}
+
+/// Not blocking: what is opened may turn out to be a pipe.
+fn open_source(path: &Path) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(
+        CWD,
+        path,
+        OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK,
+        Mode::empty(),
+    )
+}
+
+/// Shares the blocks where the file system can, else lets the kernel copy, else copies.
+fn in_kernel(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: u64) -> Result<u64, Trouble> {
+    if rustix::fs::ioctl_ficlone(to, from).is_ok() {
+        return Ok(size);
+    }
+    let (mut read, mut written) = (0, 0);
+    while read < size {
+        match rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), STEP) {
+            Ok(0) => break, // some file systems say so where there is more
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) if is_lack_of_room(errno) => return Err(Trouble::Copy(errno)),
+            Err(_) => break, // not between these two, or an error that reading or writing explains
+        }
+    }
+    if read == size { Ok(size) } else { by_hand(from, to, read, false).map(|(copied, _)| copied) }
+}
+
+pub(crate) fn is_lack_of_room(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG)
+}
+
+/// Copies from `at` to the end. The length of all, and the hash of what was copied.
+fn by_hand(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    mut at: u64,
+    hashed: bool,
+) -> Result<(u64, u64), Trouble> {
+    let mut hasher = hashed.then(Xxh3::new);
+    read_all(from, &mut at, |part, at| {
+        if let Some(hasher) = &mut hasher {
+            hasher.update(part);
+        }
+        crate::file::write_all(to, part, at).map_err(Trouble::Copy)
+    })?;
+    Ok((at, hasher.map_or(0, |hasher| hasher.digest().max(1))))
+}
+
+/// Calls `each` with one part after the other, and where it is.
+fn read_all(
+    from: BorrowedFd<'_>,
+    at: &mut u64,
+    mut each: impl FnMut(&[u8], u64) -> Result<(), Trouble>,
+) -> Result<(), Trouble> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        match rustix::io::pread(from, &mut buffer[..], *at) {
+            Ok(0) => return Ok(()),
+            Ok(n) => {
+                each(&buffer[..n], *at)?;
+                *at += n as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(Trouble::Source(errno)),
+        }
+    }
+}
+
+/// The hash of a file's bytes, as `copy` makes it.
+pub(crate) fn hash_of(path: &Path) -> Result<u64, Errno> {
+    let file = open_source(path)?;
+    let mut hasher = Xxh3::new();
+    let read = read_all(file.as_fd(), &mut 0, |part, _| {
+        hasher.update(part);
+        Ok(())
+    });
+    match read {
+        Ok(()) => Ok(hasher.digest().max(1)),
+        Err(Trouble::Source(errno) | Trouble::Copy(errno)) => Err(errno),
+        Err(Trouble::Changed) => Err(Errno::STALE),
+    }
+}

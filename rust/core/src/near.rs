@@ -1,0 +1,288 @@
+//! The folder on the near disk: opened, remembered, swept, and what may be removed from it.
+
+use crate::fault::{Fault, active as broken};
+use crate::files::FileOptions;
+use crate::journal::{self, Journal};
+use crate::layout::{Plan, Table};
+use crate::segment::{Backing, Opened, Request};
+use crate::table::{EVICTING, FileTable, Locked, OWNED};
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Who waits for a copy gives up once it has not grown for so long.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How many files are looked out for removal at a time: finding them takes a walk over the log.
+const VICTIMS: usize = 4096;
+
+/// What works only with a folder that we can use.
+pub(crate) struct Near {
+    pub(crate) table: Arc<FileTable>,
+    pub(crate) journal: Journal,
+    pub(crate) domain: Domain,
+    /// `<folder>/files/`, as it stands before a name.
+    pub(crate) files: Vec<u8>,
+    pub(crate) parts: PathBuf,
+    /// Looked out for removal, the oldest last. Only ever tried: a fork may leave it locked.
+    pub(crate) victims: Mutex<Vec<(u64, Vec<u8>)>>,
+}
+
+impl Near {
+    pub(crate) fn open(folder: &Path, options: &FileOptions) -> std::result::Result<Self, String> {
+        let refuse = |why: String| {
+            format!(
+                "{} cannot be used as a cache: {why}; files are read from {} instead",
+                folder.display(),
+                options.source.display()
+            )
+        };
+        let say = |error: std::io::Error| refuse(error.to_string());
+        let code = |errno: Errno| refuse(std::io::Error::from(errno).to_string());
+        std::fs::create_dir_all(&options.cache).map_err(say)?;
+        for part in [folder.to_path_buf(), folder.join("files"), folder.join("parts")] {
+            private_folder(&part).map_err(say)?;
+            check_folder(&part).map_err(refuse)?;
+        }
+        let stat = rustix::fs::stat(folder).map_err(code)?;
+        let place = [stat.st_dev.to_le_bytes(), stat.st_ino.to_le_bytes()].concat();
+        let table = Table::plan(options.files).map_err(|error| refuse(error.to_string()))?;
+        let request = Request {
+            name: format!("files-{:016x}", xxh3_64(&place)),
+            plan: Plan::Files(table),
+            fingerprint: 0,
+            keep: false,
+            backing: Backing::Auto,
+            private: false,
+            join: None,
+        };
+        let (table, how) = FileTable::open(&request).map_err(|error| refuse(error.to_string()))?;
+        let domain =
+            Domain::join(&folder.join("lock"), table.segment().header().instance).map_err(code)?;
+        let near = Self {
+            table,
+            journal: Journal { path: folder.join("index") },
+            domain,
+            files: with_slash(folder.join("files").into_os_string().into_encoded_bytes()),
+            parts: folder.join("parts"),
+            victims: Mutex::new(Vec::new()),
+        };
+        if how == Opened::Created {
+            near.recall(options.limit.is_some()).map_err(say)?;
+        }
+        Ok(near)
+    }
+
+    /// Takes note of what earlier jobs left. Others may use the folder already: what they find out by
+    /// themselves is noted once.
+    fn recall(&self, by_age: bool) -> std::io::Result<()> {
+        let mut contents = self.journal.read()?;
+        if contents.damaged > 0 || contents == journal::Contents::default() {
+            // Damaged or lost: what is there tells.
+            let mut found = journal::walk(as_path(&self.files));
+            found.retain(|name, _| !contents.files.contains_key(name));
+            for (name, kept) in &found {
+                let _lost = self.table.exclusively(|| self.journal.keep(name, *kept));
+            }
+            contents.files.extend(found);
+        }
+        if self.domain.is_alone() {
+            self.tidy(&contents);
+            for part in std::fs::read_dir(&self.parts)?.flatten() {
+                // Those of living processes have this table's number.
+                let ours = format!("{:x}-", self.domain.id);
+                if !part.file_name().as_bytes().starts_with(ours.as_bytes()) {
+                    let _gone = std::fs::remove_file(part.path());
+                }
+            }
+        }
+        for (name, kept) in &contents.files {
+            let Some(i) = self.table.find_or_add(key(name)) else { break };
+            let Some(lock) = self.table.lock(i) else { continue };
+            let entry = self.table.entry(i);
+            if entry.flags() & OWNED != 0 {
+                continue;
+            }
+            if by_age {
+                // The kernel notes at least the day of the last use.
+                match rustix::fs::lstat(as_path(&self.path(name))) {
+                    Ok(stat) => entry.touch((stat.st_atime as u64).wrapping_mul(1_000_000_000)),
+                    Err(_) => continue, // gone; no record says so
+                }
+            }
+            self.table.own(&lock, kept.version, kept.hash);
+        }
+        Ok(())
+    }
+
+    /// Writes the log anew if it was found untidy. Where that cannot be, the old one is as good.
+    fn tidy(&self, contents: &journal::Contents) {
+        if contents.is_untidy() {
+            let _lost = self.table.exclusively(|| {
+                // Read again under the lock: nobody's record may be lost.
+                self.journal.read().map(|contents| self.journal.rewrite(&contents.files))
+            });
+        }
+    }
+
+    pub(crate) fn path(&self, name: &[u8]) -> Vec<u8> {
+        [&self.files[..], name].concat()
+    }
+
+    /// The names that the log has, of files that were not removed.
+    pub(crate) fn names(&self) -> Vec<Vec<u8>> {
+        self.journal.read().map(|contents| contents.files.into_keys().collect()).unwrap_or_default()
+    }
+
+    /// Waits until nobody has file `i` locked. False if its copy does not get on: then whoever makes
+    /// it may be stopped, and nothing is to be waited for.
+    pub(crate) fn wait(&self, i: usize) -> bool {
+        let part = self.parts.join(format!("{:x}-{i}", self.domain.id));
+        let size = || rustix::fs::stat(&part).map_or(0, |stat| stat.st_size as u64);
+        let (mut seen, mut since) = (size(), Instant::now());
+        let mut nap = Duration::from_micros(100);
+        while self.table.is_locked(i) {
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(Duration::from_millis(5));
+            // The lock of the dead is there for the taking.
+            if nap == Duration::from_millis(5) && self.table.lock(i).is_some() {
+                return true;
+            }
+            let grown = size();
+            if grown != seen {
+                (seen, since) = (grown, Instant::now());
+            } else if since.elapsed() > PATIENCE {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The files that were not used for longest, the oldest last.
+    pub(crate) fn look_out(&self) -> Vec<(u64, Vec<u8>)> {
+        let Ok(contents) = self.journal.read() else { return Vec::new() };
+        self.tidy(&contents);
+        let mut found: Vec<_> = contents
+            .files
+            .into_keys()
+            .filter_map(|name| {
+                let entry = self.table.entry(self.table.find(key(&name))?);
+                (entry.flags() & OWNED != 0).then(|| (entry.used(), name))
+            })
+            .collect();
+        found.sort_unstable_by(|a, b| b.cmp(a));
+        let surplus = found.len().saturating_sub(VICTIMS);
+        found.drain(..surplus);
+        found
+    }
+
+    pub(crate) fn return_reservations_of_the_dead(&self) {
+        for i in (0..self.table.len()).filter(|&i| self.table.is_reserved(i)) {
+            if let Some(lock) = self.table.lock(i) {
+                self.table.unreserve(&lock);
+            }
+        }
+    }
+
+    /// Removes file `i` if it is ours and nobody uses it or is about to.
+    pub(crate) fn remove(&self, i: usize, name: &[u8]) -> bool {
+        let Some(lock) = self.table.lock(i) else { return false };
+        let entry = self.table.entry(i);
+        if entry.flags() & OWNED == 0 {
+            return false;
+        }
+        entry.raise(EVICTING);
+        if self.table.is_given_out(i) && !broken(Fault::EvictInUse) {
+            entry.lower(EVICTING);
+            return false;
+        }
+        match rustix::fs::unlink(as_path(&self.path(name))) {
+            Ok(()) | Err(Errno::NOENT) => {
+                self.forget(&lock, name);
+                true
+            }
+            Err(_) => {
+                entry.lower(EVICTING);
+                false
+            }
+        }
+    }
+
+    pub(crate) fn forget(&self, lock: &Locked<'_>, name: &[u8]) {
+        self.table.disown(lock);
+        let _lost = self.table.exclusively(|| self.journal.remove(name));
+    }
+}
+
+/// All processes that share one table. Two tables can be for one folder, if /dev/shm is not shared
+/// while the disk is (containers): then neither knows what the other's processes are about to open.
+///
+/// Byte `id` of the file `lock` is locked, shared, by every process with the table of that number.
+pub(crate) struct Domain {
+    pub(crate) id: u64,
+    file: rustix::fd::OwnedFd,
+}
+
+impl Domain {
+    pub(crate) fn join(path: &Path, instance: u128) -> rustix::io::Result<Self> {
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file =
+            rustix::fs::openat(CWD, path, flags, Mode::RUSR | Mode::WUSR).or_else(|errno| {
+                // Where nothing can be written, what is there can be read.
+                let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+                rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|_| errno)
+            })?;
+        let id = instance as u64 >> 2; // a place in a file is at most 2^63
+        crate::lease::share_byte(&file, id)?;
+        Ok(Self { id, file })
+    }
+
+    /// Whether no process with another table lives.
+    pub(crate) fn is_alone(&self) -> bool {
+        !crate::lease::is_locked_elsewhere(&self.file, self.id)
+    }
+}
+
+pub(crate) fn key(name: &[u8]) -> u64 {
+    xxh3_64(name).max(1)
+}
+
+pub(crate) fn as_path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+pub(crate) fn with_slash(mut path: Vec<u8>) -> Vec<u8> {
+    if path.last() != Some(&b'/') {
+        path.push(b'/');
+    }
+    path
+}
+
+pub(crate) fn private_folder(path: &Path) -> std::io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// A folder of this user that nobody else can write to.
+fn check_folder(path: &Path) -> std::result::Result<(), String> {
+    let stat = rustix::fs::lstat(path).map_err(|errno| errno.to_string())?;
+    let uid = rustix::process::geteuid().as_raw();
+    if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
+        return Err(format!("{} is not a folder", path.display()));
+    }
+    if stat.st_uid != uid {
+        return Err(format!(
+            "{} belongs to user {}, we are user {uid}",
+            path.display(),
+            stat.st_uid
+        ));
+    }
+    if stat.st_mode & 0o022 != 0 {
+        return Err(format!("others may write to {} (chmod 700 it)", path.display()));
+    }
+    Ok(())
+}
