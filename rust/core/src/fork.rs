@@ -18,8 +18,33 @@
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
-use std::sync::{Arc, Once};
+
+/// `at_load!(name, body)` makes a function `name` that runs `body` once, and has it called as the
+/// library is loaded. Who relies on `body` calls `name` too: that keeps the linker from leaving
+/// out the entry, and serves programs that are linked in other ways.
+///
+/// Fork handlers belong here. At the first use it would be too late: a fork that another thread has
+/// begun does not run handlers that come later, and its child could find a lock held for ever.
+macro_rules! at_load {
+    ($name:ident, $body:block) => {
+        extern "C" fn $name() {
+            #[used]
+            #[unsafe(link_section = ".init_array")]
+            static AT_LOAD: extern "C" fn() = at_load;
+            extern "C" fn at_load() {
+                if !crate::fault::active(crate::fault::Fault::LateForkHandler) {
+                    $name();
+                }
+            }
+            static ONCE: std::sync::Once = std::sync::Once::new();
+            std::hint::black_box(&AT_LOAD);
+            ONCE.call_once(|| $body);
+        }
+    };
+}
+pub(crate) use at_load;
 
 /// The process-local side of one open segment: all that a fork must put right.
 pub(crate) struct Anchor {
@@ -200,20 +225,20 @@ pub(crate) fn process() -> u32 {
 /// a segment's file and its registration would share the open file description unknowingly.
 pub(crate) struct Unforked(ForkGuard<'static, Vec<Arc<Anchor>>>);
 
-/// Waits for forks that are under way, and holds up others.
-pub(crate) fn hold() -> Unforked {
-    static HANDLERS: Once = Once::new();
-    HANDLERS.call_once(|| {
-        if crate::fault::active(crate::fault::Fault::NoForkHandler) {
-            return;
-        }
+at_load!(register, {
+    if !crate::fault::active(crate::fault::Fault::NoForkHandler) {
         // SAFETY: the handlers are plain functions that live as long as the library, which is
         // never unloaded, and do only what is allowed between fork and exec.
         unsafe {
             libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
             libc::atexit(exit);
         }
-    });
+    }
+});
+
+/// Waits for forks that are under way, and holds up others.
+pub(crate) fn hold() -> Unforked {
+    register();
     process();
     Unforked(ANCHORS.lock())
 }
