@@ -23,7 +23,7 @@
 //! One of the two sees the other (both use SeqCst). A claim of the living keeps its region.
 
 use crate::counters::{Count, Counters};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, frozen_reason};
 use crate::fault::{Fault, active as broken};
 use crate::fork;
 use crate::layout::{
@@ -365,7 +365,6 @@ impl RecordStore {
 
     /// Stores the record of a sample that `begin` gave to the caller; ends the claim in any case.
     pub fn fill(&self, i: usize, schema: u16, parts: &[IoSlice<'_>]) -> Result<Filled> {
-        use rustix::io::Errno;
         let slots = self.slots();
         let Some(lease) = self.leases().mine(&slots) else {
             return Ok(Filled::Lost); // a forked child without a lease: the claim was its parent's
@@ -387,21 +386,11 @@ impl RecordStore {
         if let Err(errno) = self.segment.write_parts(parts, self.layout.data_at + at) {
             slots.abandon(i, lease);
             self.counters().add(Count::Dropped, 1);
-            return match errno {
-                Errno::FAULT => Err(Error::new(
-                    Kind::Argument,
-                    "the sample's memory cannot be read; use ordinary tensors",
-                )),
-                Errno::BADF => Err(Error::new(
-                    Kind::State,
-                    "this process closed a descriptor of the cache, which it does not own; \
-                     construct the cache after closing descriptors",
-                )),
-                _ => {
-                    self.frozen_by.store(errno.raw_os_error() as u32, Ordering::Relaxed);
-                    Ok(Filled::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0))
-                }
-            };
+            if let Some(error) = Error::unwritable("sample", errno) {
+                return Err(error);
+            }
+            self.frozen_by.store(errno.raw_os_error() as u32, Ordering::Relaxed);
+            return Ok(Filled::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0));
         }
         if !slots.publish(i, lease) && !broken(Fault::PublishEarly) {
             self.counters().add(Count::Lost, 1);
@@ -628,12 +617,6 @@ impl RecordStore {
 
     /// Why the store froze, for the one warning.
     pub fn frozen_reason(&self) -> String {
-        let errno = self.frozen_by.load(Ordering::Relaxed) as i32;
-        format!(
-            "the cache {:?} is frozen: writing a sample failed ({}); training goes on, \
-             what is cached stays, what is not is loaded from the source",
-            self.segment.name(),
-            std::io::Error::from_raw_os_error(errno)
-        )
+        frozen_reason(self.segment.name(), "", self.frozen_by.load(Ordering::Relaxed) as i32)
     }
 }
