@@ -9,7 +9,8 @@
 //!            and a name never shows an unfinished segment
 //!   attach   open, check what it is; lock exclusive succeeds: a leftover, removed and made anew
 //!            (or, if kept, used again); else lock shared; no name any more: start over
-//!   detach   lock exclusive succeeds: we are the last, remove the name unless it is kept
+//!   detach   lock exclusive succeeds: we are the last, remove the name unless it is kept;
+//!            else sweep at exit: the others may have ended without a word by then
 //!   sweep    the same test on all leftovers of this user: never by age, never by pid
 //! ```
 //!
@@ -543,19 +544,21 @@ pub fn sweep() -> Vec<String> {
         .collect()
 }
 
-/// Detach: if nobody else holds the segment, its name goes.
-fn remove_if_last(anchor: &Anchor) {
-    let Some(path) = &anchor.path else { return };
-    if anchor.inherited.load(Ordering::Relaxed) {
-        return; // a lock of ours would say nothing: another process shares it
-    }
+/// Detach: if nobody else holds the segment, its name goes. Else a sweep at exit is asked for: the
+/// others may end before this process, and without a word.
+fn remove_if_last(anchor: &Anchor) -> Option<fn()> {
+    let path = anchor.path.as_ref()?;
     #[allow(unsafe_code)] // borrowing the anchor's descriptor
     // SAFETY: open while the anchor is registered; released before it is closed.
     let file = unsafe { BorrowedFd::borrow_raw(anchor.fd) };
-    let last = rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok();
+    // If another process shares our open file description, a lock of ours would say nothing.
+    let last = !anchor.inherited.load(Ordering::Relaxed)
+        && rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok();
     if last || active(Fault::UnlinkLive) {
         unlink_same(file, Path::new(&*path.to_string_lossy()));
+        return None;
     }
+    Some(|| drop(sweep()))
 }
 
 fn choose(request: &Request, need: u64) -> Result<Backing> {
