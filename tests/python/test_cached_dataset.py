@@ -446,7 +446,67 @@ def test_a_sample_that_many_miss_at_once_is_loaded_by_one(
     assert source.loads() == {1: 1}
     gate.touch()
     assert [results.get() for _ in range(6)] == [None] * 6
-    assert source.loads() == {1: 1} and dataset.stats().loads == 1
+    stats = dataset.stats()
+    assert source.loads() == {1: 1} and stats.loads == 1
+    assert (stats.hits, stats.misses, stats.waits) == (5, 1, 5), "who waits has a hit"
+
+
+class SlowTogether(Together):
+    def __getitems__(self, indices):
+        time.sleep(1)
+        return super().__getitems__(indices)
+
+
+@pytest.mark.parametrize("kind", ["one", "batch"])
+def test_samples_that_take_long_are_loaded_once(cached, log, start, kind):
+    # a second each, which is longer than anybody waits for a loader of which nothing is known
+    if kind == "one":
+        source, asked = Scripted(log, 3, lambda idx: time.sleep(1)), [[0], [1], [2]]
+    else:
+        source, asked = SlowTogether(log, 24), [[*range(8)], [*range(8, 16)], [*range(16, 24)]]
+    dataset = cached(source, fingerprint="x")
+    results = FORK.SimpleQueue()
+
+    def use():
+        got = [s for indices in asked for s in dataset.__getitems__(indices)]
+        results.put([wrong(idx, sample, 64) for idx, sample in enumerate(got)])
+
+    for _ in range(4):
+        start(use)
+    assert [results.get() for _ in range(4)] == [[None] * len(source)] * 4
+    assert source.once_each()
+    stats = dataset.stats()
+    assert (stats.loads, stats.misses, stats.hits) == (len(source), len(source), 3 * len(source))
+    assert stats.waits <= 3 * len(source)
+
+
+def test_a_loader_that_takes_much_longer_than_usual_is_not_waited_for(
+    cached, log, tmp_path, patience, start, in_child, wait_until
+):
+    gate = tmp_path / "gate"
+
+    def slow_there(idx):
+        while os.getpid() == slow.value and not gate.exists():
+            time.sleep(0.002)
+
+    slow = FORK.Value("i", 0)
+
+    def load():
+        slow.value = os.getpid()
+        dataset[1]
+
+    patience(0.05)
+    source = Scripted(log, 4, slow_there)
+    dataset = cached(source, fingerprint="x")
+    dataset[0]
+    loader = start(load)
+    wait_until(lambda: source.loads()[1] == 1, "the loader is at work")
+    assert in_child(lambda: wrong(1, dataset[1], 64)) is None
+    assert source.loads() == {0: 1, 1: 2} and dataset.stats().filled == 1
+    gate.touch()
+    loader.join(60)
+    stats = dataset.stats()
+    assert stats.filled == 2 and (stats.hits, stats.misses, stats.waits) == (0, 3, 1)
 
 
 def test_without_waiting_all_would_load(cached, log, tmp_path, patience, start, wait_until):
@@ -487,10 +547,13 @@ def test_threads_of_one_process_load_a_sample_once(cached, log, tmp_path, patien
     for thread in threads:
         thread.join(60)
     assert [wrong(2, sample, 64) for sample in got] == [None] * 4 and source.loads() == {2: 1}
+    stats = dataset.stats()
+    assert (stats.hits, stats.misses, stats.waits) == (3, 1, 3)
 
 
+@pytest.mark.parametrize("usual", [None, 0.001, 3600], ids=["unknown", "fast", "slow"])
 def test_a_stopped_loader_stops_nobody_and_keeps_its_claim(
-    cached, log, patience, start, in_child, wait_until
+    cached, log, patience, start, in_child, wait_until, usual
 ):
     def act(idx):
         if os.getpid() == victim.value:
@@ -505,6 +568,8 @@ def test_a_stopped_loader_stops_nobody_and_keeps_its_claim(
     patience(0.05)
     source = Scripted(log, 4, act)
     dataset = cached(source, fingerprint="x")
+    if usual is not None:  # what loading took so far; who waits for as long as that hangs
+        dataset._records.note_loads(1, usual)
     loader = start(load)
     wait_until(lambda: victim.value and process_state(loader.pid) == "T", "the loader stops")
 

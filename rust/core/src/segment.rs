@@ -35,6 +35,7 @@ use rustix::io::Errno;
 use std::ffi::CString;
 use std::io::IoSlice;
 use std::os::fd::IntoRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -459,6 +460,18 @@ impl Segment {
         Join { instance: self.header.instance, pid: std::process::id(), fd: self.anchor.fd }
     }
 
+    /// Whether a process that can be seen from here has the segment open and was stopped.
+    pub(crate) fn has_stopped_users(&self) -> bool {
+        let uses = |pid: u32| {
+            let fds = PathBuf::from(format!("/proc/{pid}/fd"));
+            numbers(&fds).into_iter().any(|fd| {
+                std::fs::metadata(fds.join(fd.to_string()))
+                    .is_ok_and(|file| (file.dev(), file.ino()) == self.anchor.file)
+            })
+        };
+        numbers(Path::new("/proc")).into_iter().any(|pid| is_stopped(pid) && uses(pid))
+    }
+
     /// Writes `bytes` at `at` with pwrite: faster than through a fresh mapping, and a full mount is
     /// an error instead of a SIGBUS.
     pub(crate) fn write(&self, bytes: &[u8], at: u64) -> rustix::io::Result<()> {
@@ -592,6 +605,14 @@ fn choose(request: &Request, need: u64) -> Result<Backing> {
             },
         ),
     ))
+}
+
+/// By a signal or a debugger.
+fn is_stopped(pid: u32) -> bool {
+    // "pid (name) state ...", and the name may be anything.
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let after = stat.iter().rposition(|&byte| byte == b')').map_or(0, |at| at + 2);
+    matches!(stat.get(after), Some(b'T' | b't'))
 }
 
 /// Held while a memfd of that name is looked for and made; the kernel ends it with its holder.

@@ -43,6 +43,12 @@ pub const MAX_RECORD: u64 = 4 << 30;
 /// The schema number of a record that brings its own.
 pub const INLINE: u16 = u16::MAX;
 
+/// Who loads may be waited for this many times as long as loading took lately, but not longer than
+/// `LONGEST_WAIT`; where nobody has loaded anything yet, for `FIRST_WAIT`.
+const WAIT_FACTOR: u32 = 4;
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const FIRST_WAIT: Duration = Duration::from_secs(10);
+
 /// How long to wait for somebody who is choosing a region, or adding a schema.
 const LOCK_PATIENCE: Duration = Duration::from_millis(100);
 /// No region is active: somebody is emptying all of them, or died doing so.
@@ -130,6 +136,9 @@ pub struct RecordStore {
     layout: RecordLayout,
     /// errno of the write that froze the store, if it was ours; for the message.
     frozen_by: AtomicU32,
+    /// Nanoseconds that loading took lately, as this process saw it: by its own calls, of which one
+    /// may load many samples, and by waiting for others.
+    lately: AtomicU64,
 }
 
 impl RecordStore {
@@ -144,8 +153,8 @@ impl RecordStore {
         };
         let (file, name) = (segment.file(), segment.name().to_string());
         let layout = room.layout()?;
-        let store =
-            fork::unique(file, &name, Self { segment, room, layout, frozen_by: AtomicU32::new(0) });
+        let (frozen_by, lately) = (AtomicU32::new(0), AtomicU64::new(0));
+        let store = fork::unique(file, &name, Self { segment, room, layout, frozen_by, lately });
         if how == Opened::Resumed {
             // It may have been kept because the space ran out; there may be more now.
             store.frozen().store(0, Ordering::Relaxed);
@@ -311,6 +320,14 @@ impl RecordStore {
     pub fn note_loads(&self, loads: u64, took: Duration) {
         self.counters().add(Count::Loads, loads);
         self.counters().add(Count::LoadNanos, took.as_nanos() as u64);
+        self.learn(took);
+    }
+
+    /// Takes note of what a load took. The past fades, so that one that was slow does not count for
+    /// ever; relaxed and not atomic as a whole, for it is an estimate.
+    fn learn(&self, took: Duration) {
+        let before = self.lately.load(Ordering::Relaxed);
+        self.lately.store((before - before / 8).max(took.as_nanos() as u64), Ordering::Relaxed);
     }
 
     // Writing
@@ -334,20 +351,42 @@ impl RecordStore {
         }
     }
 
-    /// Waits until nobody is loading sample `i`, at most `patience`. A dead loader counts as nobody
-    /// only in `begin`, which asks the kernel.
+    /// Waits until nobody is loading sample `i`: for `patience`, and longer where loading is seen
+    /// to take longer. Returns when the loader has died; `begin` then takes over.
     pub fn wait(&self, i: usize, patience: Duration) {
         self.counters().add(Count::Waits, 1);
         let began = Instant::now();
+        let mut until = patience;
         let mut nap = Duration::from_micros(20);
-        while self.slots().state(i) >= FIRST_LEASE && began.elapsed() < patience {
+        while self.slots().state(i) >= FIRST_LEASE {
+            if began.elapsed() >= until {
+                until += patience;
+                if patience.is_zero() || !self.is_worth_waiting(began.elapsed()) {
+                    return;
+                }
+            }
             std::thread::sleep(nap);
             nap = (nap * 2).min(Duration::from_millis(1));
             // Its loader may have died: then `begin` takes it over.
             if nap == Duration::from_millis(1) && !self.is_claimed_by_the_living(i) {
-                return;
+                break;
             }
         }
+        if self.slots().state(i) == SET {
+            self.learn(began.elapsed());
+        }
+    }
+
+    /// Whether a loader that lives and was waited for so long may be expected to come to an end. One
+    /// that hangs cannot be told from a slow one, so there is a limit; one that was stopped can.
+    fn is_worth_waiting(&self, waited: Duration) -> bool {
+        let loads = self.counters().sum(Count::Loads);
+        let lately = self.lately.load(Ordering::Relaxed);
+        let limit = match self.counters().sum(Count::LoadNanos).checked_div(loads) {
+            None if lately == 0 => FIRST_WAIT,
+            mean => Duration::from_nanos(mean.unwrap_or(0).max(lately)) * WAIT_FACTOR,
+        };
+        waited < limit.min(LONGEST_WAIT) && !self.segment.has_stopped_users()
     }
 
     fn is_claimed_by_the_living(&self, i: usize) -> bool {
