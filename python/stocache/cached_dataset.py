@@ -79,7 +79,9 @@ class CachedDatasetStats:
             f"{self.filled} of {self.dataset_len} samples in memory "
             f"({show_bytes(self.used_bytes)} of {show_bytes(self.data_bytes)}), "
             f"{self.hits} hits, {self.misses} misses ({self.hit_rate:.1%} hit rate), "
-            f"{self.seconds_saved:.3g} s of loading saved" + (", frozen" if self.frozen else "")
+            f"{self.seconds_saved:.3g} s of loading saved"
+            + (f", {self.too_large} too large to store" if self.too_large else "")
+            + (", frozen" if self.frozen else "")
         )
 
 
@@ -242,8 +244,8 @@ class CachedDataset(Dataset[Any]):
         return place + self._length if place < 0 else place
 
     def _load(self, index: int, asked_for: bool = True) -> Any:
-        """A sample that is not cached: loaded once per node, by whoever is first. If that is another
-        process it is a hit, otherwise a miss if the sample was ``asked_for``."""
+        """A sample that is not cached: loaded once per node, by whoever is first. If that is
+        another process it is a hit, otherwise a miss if the sample was ``asked_for``."""
         loader = self._records.begin(index)
         if loader == "other":
             self._records.wait(index, _PATIENCE_SECONDS)

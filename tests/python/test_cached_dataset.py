@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import sys
 import threading
@@ -753,6 +754,8 @@ def test_a_sample_larger_than_the_cache_passes_through(cached, policy):
         assert dataset.stats().too_large == turn + 1
     stats = dataset.stats()
     assert stats.filled == 2 and stats.hits == 4 and not stats.frozen
+    assert "3 too large to store" in str(stats)
+    assert "too large" not in str(dataclasses.replace(stats, too_large=0))
 
 
 def test_lru_makes_room_and_keeps_what_is_used(cached, log):
@@ -1185,7 +1188,7 @@ def test_after_a_kill_of_everybody_the_next_start_cleans_up(run_script, wait_unt
 
 
 def test_a_child_keeps_the_cache_that_its_parent_closed(cached, log, start, wait_until):
-    # P5; a forked child that ends without ado leaves the name to the next start
+    # P5; a forked child that ends without ado leaves the name to its parent's exit or a sweep
     dataset = cached(Counted(log, 8), backing="shm")
     path, gate = dataset.path, FORK.Event()
 
@@ -1269,8 +1272,17 @@ def test_a_kept_cache_is_warm_in_the_next_process_unless_the_dataset_changed(kee
     for changed in (constant, name, attribute):
         assert isinstance(changed, str) and changed.startswith("fingerprint"), changed
         assert "other data" in changed and "\n" not in changed
+        (path,) = re.findall(r"rm (/dev/shm/\S+)\)", changed)
+        assert os.path.exists(path), "it says how to remove the old one"
     assert again == [10, 95], "who was refused did no harm"
     assert moved == [10, 95], "where the code stands is no change"
+
+
+def test_a_cache_of_other_data_that_is_in_use_says_who_has_to_end(cached, unique_name):
+    name = unique_name()
+    cached([1, 2], name=name, fingerprint="one")
+    with pytest.raises(ValueError, match="other data; use another name or end the programs"):
+        cached([1, 2], name=name, fingerprint="other")
 
 
 def fingerprint_of(body: str, **attributes) -> str:
@@ -1479,6 +1491,11 @@ def test_the_start_message_says_what_fits(log, capsys):
         assert "expect a hit rate of" in capsys.readouterr().out
     with contextlib.closing(stocache.CachedDataset(source, "8MiB", verbose=False)):
         assert capsys.readouterr().out == ""
+    Path(log + ".broken").touch()
+    with contextlib.closing(stocache.CachedDataset(Broken(log, 8), "8MiB")) as dataset:
+        text = capsys.readouterr().out
+        assert "Measured: 3, because sample 3 cannot be loaded (Fails:" in text
+        assert text.count("\n") == 1 and dataset.stats().filled == 3
 
 
 def test_a_plan_says_what_fits_before_anything_is_spent(log):
@@ -1499,8 +1516,9 @@ def test_a_plan_says_what_fits_before_anything_is_spent(log):
     assert varied.smallest < varied.mean < varied.largest and " to " in str(varied)
     Path(log + ".broken").touch()
     dark = stocache.plan(Broken(log, 4).__class__(log, 4), "1MiB")
-    assert dark.sampled == 3
-    assert "not known" in str(dataclasses.replace(dark, sampled=0))
+    assert dark.sampled == 3 and "sample 3 cannot be loaded (Fails: the disk" in str(dark)
+    assert "is not known, because sample 3" in str(dataclasses.replace(dark, sampled=0))
+    assert dark.failed and plan.failed is None and "because" not in text
     with pytest.raises(ValueError, match="memory"):
         stocache.plan(source, "nothing")
     with pytest.raises(TypeError, match="Plain"):

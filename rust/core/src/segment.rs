@@ -116,8 +116,13 @@ impl Wanted<'_> {
                 self.name
             )
         } else if header.fingerprint != request.fingerprint {
+            let remedy = if header.keep {
+                format!("remove the old one (rm {})", path_of(self.name).display())
+            } else {
+                "end the programs that use it".to_string()
+            };
             format!(
-                "fingerprint: the cache {:?} was made for other data; use another name or remove it",
+                "fingerprint: the cache {:?} was made for other data; use another name or {remedy}",
                 self.name
             )
         } else {
