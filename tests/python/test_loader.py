@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -728,15 +729,50 @@ def test_a_held_batch_survives_forks_on_both_sides(filled):
     del loader
 
 
+def mappings(pid="self"):
+    """How many batch buffers a process maps."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return sum("stocache-batch" in line for line in lines)
+
+
+@pytest.mark.parametrize("end", ["exhausted", "left early", "an error", "persistent"])
+def test_when_the_workers_end_only_batches_that_are_held_keep_memory(cached, tmp_path, end):
+    # the cache is never complete, so that workers make the batches
+    dataset = cached(Counted(tmp_path / "loads", 66, words=WORDS))
+    dataset.warm(indices=range(64), progress=False)
+    loader = stocache.DataLoader(
+        Subset(dataset, range(64)), 4, num_workers=2, persistent_workers=end == "persistent"
+    )
+    assert mappings() == 0
+    held = []
+    batches = iter(loader)
+    with contextlib.suppress(ZeroDivisionError):
+        for n, batch in enumerate(batches):
+            check(batch)
+            if n in (3, 4):
+                held.append(batch)
+            if n == 12 and end != "exhausted":
+                assert mappings() > 2, "buffers are kept for the next batches"
+                if end == "left early":
+                    break
+                if end == "an error":
+                    raise ZeroDivisionError
+    del batches, loader
+    # a batch that goes would take others with it, so this one stays until all was counted
+    held.append(batch)
+    assert mappings() == 3
+    for batch in held:
+        check(batch)
+    held.clear()
+    del batch
+    assert mappings() == 0
+
+
 def test_released_batches_do_not_pile_up(filled):
     dataset, _ = filled(64, WORDS)
     loader = DataLoader(
         dataset, 4, num_workers=1, collate_fn=stocache.collate, persistent_workers=True
     )
-
-    def mappings(pid="self"):
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-        return sum("stocache-batch" in line for line in lines)
 
     counts = []
     for _ in range(4):
