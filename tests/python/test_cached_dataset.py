@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import gc
 import json
-import multiprocessing
 import os
 import pickle
 import random
@@ -17,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from collections import Counter, namedtuple
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +26,15 @@ import torch
 from kernel import hog_the_mount, mount_shm, process_state
 from samples import complaint, whole
 from sources import (
+    FORK,
+    INDEX,
     Bomb,
     Broken,
     Counted,
     Fails,
     Fixed,
     Plain,
+    Point,
     Together,
     doubled,
     same,
@@ -43,30 +45,7 @@ from sources import (
 from stocache import cached_dataset as implementation
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, random_split
 
-FORK = multiprocessing.get_context("fork")
 HERE = Path(__file__).parent
-# What the index of a small dataset takes.
-INDEX = 80 << 10
-
-
-@pytest.fixture
-def cached():
-    """CachedDataset without the start message; every one made here is closed after the test."""
-    made = []
-
-    def make(dataset, memory="8MiB", **options):
-        options.setdefault("verbose", False)
-        made.append(stocache.CachedDataset(dataset, memory, **options))
-        return made[-1]
-
-    yield make
-    for dataset in made:
-        dataset.close()
-
-
-@pytest.fixture
-def log(tmp_path):
-    return str(tmp_path / "loads")
 
 
 @pytest.fixture
@@ -93,8 +72,6 @@ def start():
 
 
 # One line is enough
-
-Point = namedtuple("Point", "x y")
 
 
 @dataclasses.dataclass
@@ -1370,7 +1347,7 @@ def test_a_random_dataset_is_warned_about(cached, unique_name):
     first = cached(Random(), name=name)
     first.warm(progress=False)
     with pytest.warns(RuntimeWarning, match="transform") as seen:
-        cached(Random(), name=name)
+        stocache.CachedDataset(Random(), "32MiB", name=name, verbose=False).close()
     assert len(seen) == 1 and seen[0].filename == __file__, "the warning points at the caller"
     with pytest.warns(RuntimeWarning, match="another sample"):
         assert first.verify() == 0
