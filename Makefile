@@ -66,11 +66,12 @@ lint: build ## Formatting, clippy, ruff, mypy, clang-format
 	$(PY) -m mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
 
-# Both tables, also if the first one misses a target.
+# All tables, also if one misses a target.
 bench: build ## Print the speed tables: peers and limits in the same run
 	missed=0; \
 	$(PY) benches/python/shared_cache.py --with-demo || missed=1; \
 	$(PY) benches/python/cached_dataset.py || missed=1; \
+	$(PY) benches/python/file_cache.py || missed=1; \
 	exit $$missed
 
 bench-peers: build ## Warm epochs through a DataLoader, with a plot

@@ -8,7 +8,6 @@ next. A sample is (uint8 tensor, int); the int is the index, so that every batch
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import importlib.util
@@ -19,7 +18,6 @@ import statistics
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +26,7 @@ from typing import Any
 import stocache
 import stocaching
 import torch
-from measure import Side, Table, Timings, interleave, machine_line, progress_bar, show_seconds
+from measure import Side, Table, Timings, interleave, run, show_seconds
 from stocache import CachedDataset
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
@@ -58,7 +56,7 @@ paths_made: list[str] = []
 """Of every cache made here, to see at the end that none was left behind."""
 
 all_threads = torch.get_num_threads()
-"""As torch would use them by itself; main() sets one."""
+"""As torch would use them by itself; run() sets one."""
 
 
 # --- the same samples, kept in several ways -----------------------------------------------------
@@ -526,41 +524,5 @@ SECTIONS: dict[str, Callable[[Table, Any, int], None]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), help="these parts only")
-    parser.add_argument("--rounds", type=int, default=15, help="how often the sides take turns")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="save the table here as well")
-    options = parser.parse_args()
-    if options.rounds < 1:
-        parser.error(f"--rounds is {options.rounds}, must be 1 or more")
-
-    chosen = list(options.only or SECTIONS)
-    # As in a DataLoader worker; the limit of the section "loader" gets all threads back.
-    torch.set_num_threads(1)
-    print(machine_line(), flush=True)
-    random.seed(0)
-    torch.manual_seed(0)
-    table = Table()
-    for name in chosen:
-        with progress_bar(name) as progress:
-            try:
-                SECTIONS[name](table, progress, options.rounds)
-            except Exception as error:  # the other parts are still worth running
-                progress.clear()
-                traceback.print_exc()
-                table.not_run(name, error)
-        gc.collect()
-    left_out = [name for name in SECTIONS if name not in chosen]
-    if left_out:
-        table.notes.append(f"not asked for: {', '.join(left_out)} (--only)")
-    for path in filter(os.path.exists, paths_made):
-        table.not_run("clean-up", RuntimeError(f"{path} was left behind"))
-    print(table.show())
-    if options.json:
-        table.save(options.json)
-    return 0 if table.holds else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__ or "", SECTIONS, paths_made))

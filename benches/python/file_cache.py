@@ -1,9 +1,9 @@
 """FileCache against its speed targets: one table, exit status 1 if one is missed.
 
-python benches/python/file_cache.py [--only copy hit epoch] [--rounds N] [--folder DIR]
+python benches/python/file_cache.py [--only copy hit epoch] [--rounds N] [--json PATH]
 
-Works in a temporary folder on a disk (not in memory, not in /tmp if that is memory): about 10 GB for
-the section "copy". Copies are neither synced here nor by `cp -r`.
+Works in the folder for temporary files, which should be on a disk (TMPDIR says where); the section
+"copy" needs about 10 GB there. Copies are neither synced here nor by `cp -r`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,13 +31,14 @@ HITS = 20_000
 FAR = 0.020
 WORKERS = 4
 
-root = Path()
-"""Where everything is written; `main` sets it."""
+paths_made: list[str] = []
+"""Of every folder made here, to see at the end that none was left behind."""
 
 
 @contextmanager
 def source(files: int) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="stocache-bench-", dir=root))
+    folder = Path(tempfile.mkdtemp(prefix="stocache-bench-"))
+    paths_made.append(str(folder))
     noise = np.random.default_rng(0)
     try:
         (folder / "far").mkdir()
@@ -148,3 +150,9 @@ def epochs(table: Table, progress: Any, rounds: int) -> None:
     )  # fmt: skip
     table.info("the epoch without a cache", slow, show_seconds(slow))
     table.info("the first epoch, which copies", first, show_seconds(first))
+
+
+SECTIONS = {"copy": copying, "hit": hits, "epoch": epochs}
+
+if __name__ == "__main__":
+    sys.exit(run(__doc__ or "", SECTIONS, paths_made))

@@ -42,13 +42,14 @@ fn main() -> ExitCode {
         "lifecycle" => lifecycle::cycles,
         "fork-detach" => lifecycle::fork_then_detach,
         "forks" => lifecycle::forks_while_threads_run,
+        "first-use" => lifecycle::fork_during_first_use,
         "records" => records::stable,
         "records-lru" => records::recycled,
         "headers" => headers::mutated,
         "full" => full::mount,
         _ => {
             eprintln!(
-                "usage: torture tear-copies|tear-views|takeover|stopped|lifecycle|fork-detach|forks|records|records-lru|headers|full \
+                "usage: torture tear-copies|tear-views|takeover|stopped|lifecycle|fork-detach|forks|first-use|records|records-lru|headers|full \
                  [--count N] [--seed S]"
             );
             return ExitCode::from(2);
