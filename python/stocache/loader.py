@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -24,6 +25,8 @@ Place = Callable[[Sequence[int]], list[int]]
 
 # Batches from this size on are gathered by a thread while the one before is being used.
 _WORTH_A_THREAD = 1 << 20
+# So many. With one, nobody would gather while the training loop takes it and asks for the next.
+_AHEAD = 2
 
 
 def collate(samples: Any) -> Any:
@@ -87,12 +90,13 @@ class DataLoader(TorchDataLoader[Any]):
             yield from map(batch, order)
             return
         with ThreadPoolExecutor(1, "stocache-gather") as ahead:
-            coming: Future[Any] = ahead.submit(batch, first)
+            coming = deque([ahead.submit(batch, first)])
             for indices in order:
-                made = coming.result()
-                coming = ahead.submit(batch, indices)
-                yield made
-            yield coming.result()
+                coming.append(ahead.submit(batch, indices))
+                if len(coming) > _AHEAD:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
 
 
 class _WorkersIter(_MultiProcessingDataLoaderIter):
