@@ -398,8 +398,8 @@ pub struct Table {
 pub(crate) const ENTRY_WORDS: u64 = 8;
 /// Threads of a process that are told apart; see table.rs.
 pub(crate) const ROW_THREADS: u64 = 32;
-/// Words of one process: its number, then two per thread.
-pub(crate) const ROW_WORDS: u64 = 8 + 2 * ROW_THREADS;
+/// Words of one process: two per thread.
+pub(crate) const ROW_WORDS: u64 = 2 * ROW_THREADS;
 
 impl Table {
     /// Room for `files` files and for those that come later.
