@@ -342,6 +342,11 @@ impl FileTable {
         self.head(RECALLED).store(1, Ordering::Release);
     }
 
+    #[cfg(test)]
+    pub(crate) fn forget_recall(&self) {
+        self.head(RECALLED).store(0, Ordering::Relaxed);
+    }
+
     /// When the reservations of the dead were last looked for, in nanoseconds of the clock.
     pub(crate) fn reclaimed_at(&self) -> &AtomicU64 {
         self.head(RECLAIMED_AT)

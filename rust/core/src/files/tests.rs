@@ -201,6 +201,22 @@ fn errors_of_the_source_are_those_of_the_source() {
     assert_eq!(std::fs::read_dir(cache.folder.join("parts")).unwrap().count(), 0);
 }
 
+/// A job killed while it told the table what earlier jobs left: the next process begins again.
+#[test]
+fn what_earlier_jobs_left_is_known_although_the_first_process_died_early() {
+    let disks = Disks::new("died-early");
+    disks.put("a", 1, 10);
+    let cache = disks.open();
+    assert!(cache.is_copied("a"));
+    let table = &cache.near().table;
+    let i = table.find(key(b"a")).unwrap();
+    table.disown(&table.lock(i).unwrap());
+    table.forget_recall();
+    let next = disks.open();
+    assert_eq!((next.stats().files, next.stats().bytes), (1, 10));
+    assert!(next.is_copied("a") && next.stats().copies == 1);
+}
+
 // Whose files are they?
 
 #[test]
