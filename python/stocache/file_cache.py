@@ -245,10 +245,16 @@ class FileCache:
                 failures.append(error)
             return f"{len(differing)} differ"
 
-        todo = self._names(names) if names is not None else FileNames(self.in_cache)
+        todo = self._names(names) if names is not None else FileNames(self._found())
         _each(todo, compare, num_workers, "comparing", progress)
         _warn_of(failures, len(todo))
         return sorted(differing)
+
+    def _found(self) -> list[str]:
+        """All that looks like a copy, also what was cut short and is not taken for one any more."""
+        folder = self.folder
+        there = (name for name in self.files if os.path.lexists(os.path.join(folder, name)))
+        return sorted({*self.in_cache, *there})
 
     def _names(self, given: Iterable[NameOrIndex]) -> FileNames:
         return FileNames(map(self._name, _iterate("names", given)))
