@@ -442,14 +442,15 @@ def _each(
                     bar.update()
 
         workers = [threading.Thread(target=work, name=f"stocache-{doing}") for _ in range(threads)]
-        for worker in workers:
-            worker.start()
         try:
+            for worker in workers:
+                worker.start()
             for worker in workers:
                 worker.join()
         finally:
             stop.set()
             for worker in workers:
-                worker.join()
+                with contextlib.suppress(RuntimeError):  # not started yet
+                    worker.join()
     if errors:
         raise errors[0]
