@@ -90,7 +90,7 @@ fn files_are_copied_once_whoever_asks() {
 
 #[test]
 fn p16_the_limit_holds_and_what_was_given_can_be_opened() {
-    holds("files-evicted", 30_000, 1_000_000);
+    holds("files-evicted", 30_000, 300_000);
 }
 
 #[test]

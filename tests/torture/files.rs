@@ -546,6 +546,12 @@ pub fn forks(run: &mut Run) -> Verdict {
         stop.store(true, Ordering::Relaxed);
         outcome
     })?;
+    // What the pool is doing ends before the folders go.
+    let open = Arc::downgrade(&cache);
+    drop(cache);
+    while open.strong_count() > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     if tally.get(TORN) > 0 {
         return Err("a file was not whole or not there; what it was is above".into());
     }

@@ -27,7 +27,8 @@ use crate::counters::Count;
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active as broken};
 use crate::journal::Kept;
-use crate::near::{Near, as_path, can_be_ours, key, private_folder, with_slash};
+use crate::near::{Near, Victims, as_path, can_be_ours, key, private_folder, with_slash};
+use crate::shelf::Shelf;
 use crate::table::{CHECKED, EVICTING, Locked, OWNED};
 use rustix::fs::Stat;
 use rustix::io::Errno;
@@ -35,7 +36,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -139,8 +140,8 @@ pub struct FileCache {
     /// The source as it stands before a name.
     source: Vec<u8>,
     near: std::result::Result<Near, String>,
-    /// What to tell people next; a boxed text.
-    news: AtomicPtr<String>,
+    /// What to tell people next.
+    news: Shelf<String>,
 }
 
 impl FileCache {
@@ -155,8 +156,7 @@ impl FileCache {
         let folder = options.cache.join(name);
         let near = Near::open(&folder, &options);
         let source = with_slash(source);
-        let news = AtomicPtr::new(std::ptr::null_mut());
-        Ok(Arc::new(Self { options, folder, source, near, news }))
+        Ok(Arc::new(Self { options, folder, source, near, news: Shelf::new() }))
     }
 
     /// Why nothing is cached, if that is so.
@@ -313,6 +313,9 @@ impl FileCache {
             return hit();
         }
         if there.is_some() && !ours {
+            if !near.table.is_recalled() {
+                return Ok(Provided::Not); // whose it is will be known soon
+            }
             self.tell(near, FOREIGN, || {
                 format!(
                     "{} is not the source's file, and stocache did not make it; the source is used \
@@ -502,9 +505,14 @@ impl FileCache {
             });
             return Ok(false);
         }
-        let mut fresh = Vec::new();
-        let mut kept = near.victims.try_lock().ok();
-        let victims = kept.as_deref_mut().unwrap_or(&mut fresh);
+        // Who finds the list in another thread's hands makes another one.
+        let mut victims = near.victims.take().unwrap_or_default();
+        let gained = Self::remove_one_of(near, &mut victims);
+        let _there_is_one = near.victims.put(victims);
+        gained
+    }
+
+    fn remove_one_of(near: &Near, victims: &mut Victims) -> rustix::io::Result<bool> {
         let mut looked = false;
         loop {
             let Some((used, name)) = victims.pop() else {
@@ -535,26 +543,18 @@ impl FileCache {
     }
 
     fn put_news(&self, text: String) {
-        let (none, mut text) = (std::ptr::null_mut(), Box::new(text));
-        loop {
-            if let Some(before) = take_text(self.news.swap(none, Ordering::AcqRel)) {
+        let mut text = Box::new(text);
+        while let Err(back) = self.news.put(text) {
+            text = back;
+            if let Some(before) = self.news.take() {
                 *text = format!("{before}\n{text}");
-            }
-            let new = Box::into_raw(text);
-            match self.news.compare_exchange(none, new, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return,
-                // Another thread has news too.
-                Err(_) => text = Box::new(take_text(new).unwrap_or_default()),
             }
         }
     }
 
     /// What happened that people should know, each once per node.
     pub fn take_news(&self) -> Option<String> {
-        if self.news.load(Ordering::Relaxed).is_null() {
-            return None;
-        }
-        take_text(self.news.swap(std::ptr::null_mut(), Ordering::AcqRel))
+        if self.news.is_empty() { None } else { self.news.take().map(|text| *text) }
     }
 
     // In the background
@@ -669,19 +669,6 @@ impl FileCache {
             bytes: near.table.bytes(),
         }
     }
-}
-
-impl Drop for FileCache {
-    fn drop(&mut self) {
-        drop(self.take_news());
-    }
-}
-
-/// Texts under way to people. The pointer owns a box.
-#[allow(unsafe_code)] // a box behind an atomic pointer
-fn take_text(text: *mut String) -> Option<String> {
-    // SAFETY: made by Box::into_raw in `put_news`, and swapped out or never in, so nobody else has it.
-    (!text.is_null()).then(|| *unsafe { Box::from_raw(text) })
 }
 
 fn lossy(bytes: &[u8]) -> String {

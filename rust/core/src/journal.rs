@@ -141,12 +141,18 @@ impl Journal {
         }
     }
 
-    /// Writes the log anew, without what says nothing any more, unless somebody is writing to it.
-    /// Where that cannot be, the old one is as good.
+    /// Writes the log anew, without what says nothing any more, unless somebody is writing to it all
+    /// the time. Where that cannot be, the old one is as good.
     pub(crate) fn tidy(&self) -> rustix::io::Result<()> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let old = rustix::fs::openat(CWD, &self.path, flags, Mode::empty())?;
-        rustix::fs::flock(&old, FlockOperation::NonBlockingLockExclusive)?;
+        let began = Instant::now();
+        while let Err(errno) = rustix::fs::flock(&old, FlockOperation::NonBlockingLockExclusive) {
+            if errno != Errno::WOULDBLOCK || began.elapsed() > PATIENCE / 10 {
+                return Err(errno);
+            }
+            std::thread::yield_now();
+        }
         let done = if self.is_at(old.as_fd()) { self.rewrite() } else { Ok(()) };
         unlock(&old);
         done
@@ -318,6 +324,7 @@ mod tests {
                         for n in 0..EACH {
                             let name = format!("{t}-{n}");
                             log.keep(name.as_bytes(), kept(0)).unwrap();
+                            std::thread::sleep(Duration::from_micros(100));
                             log.keep(name.as_bytes(), kept(n)).unwrap();
                             if n % 2 == 1 {
                                 log.remove(name.as_bytes()).unwrap();

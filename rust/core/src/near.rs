@@ -5,6 +5,7 @@ use crate::files::FileOptions;
 use crate::journal::{self, Journal};
 use crate::layout::{Plan, Table};
 use crate::segment::{Backing, Request};
+use crate::shelf::Shelf;
 use crate::table::{EVICTING, Entry, FileTable, Locked, OWNED};
 use rustix::fs::{CWD, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -12,8 +13,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -26,6 +27,9 @@ const RECLAIM_EVERY: Duration = Duration::from_secs(1);
 /// How many files are looked out for removal at a time: finding them takes a walk over the log.
 const VICTIMS: usize = 4096;
 
+/// Files with the time of their last use.
+pub(crate) type Victims = Vec<(u64, Vec<u8>)>;
+
 /// What works only with a folder that we can use.
 pub(crate) struct Near {
     pub(crate) table: Arc<FileTable>,
@@ -34,8 +38,8 @@ pub(crate) struct Near {
     /// `<folder>/files/`, as it stands before a name.
     pub(crate) files: Vec<u8>,
     pub(crate) parts: PathBuf,
-    /// Looked out for removal, the oldest last. Only ever tried: a fork may leave it locked.
-    pub(crate) victims: Mutex<Vec<(u64, Vec<u8>)>>,
+    /// Looked out for removal, the oldest last.
+    pub(crate) victims: Shelf<Victims>,
 }
 
 impl Near {
@@ -75,7 +79,7 @@ impl Near {
         let domain =
             Domain::join(&folder.join("lock"), table.segment().header().instance).map_err(code)?;
         let parts = folder.join("parts");
-        let near = Self { table, journal, domain, files, parts, victims: Mutex::new(Vec::new()) };
+        let near = Self { table, journal, domain, files, parts, victims: Shelf::new() };
         near.inform(options.limit.is_some());
         Ok(near)
     }
@@ -178,7 +182,7 @@ impl Near {
     }
 
     /// The files that were not used for longest, the oldest last.
-    pub(crate) fn look_out(&self) -> Vec<(u64, Vec<u8>)> {
+    pub(crate) fn look_out(&self) -> Victims {
         let contents = self.journal.read();
         if contents.is_untidy() {
             let _busy = self.journal.tidy();
@@ -202,7 +206,7 @@ impl Near {
         (entry.flags() & OWNED != 0).then_some(entry)
     }
 
-    fn candidates(&self, names: impl Iterator<Item = Vec<u8>>) -> Vec<(u64, Vec<u8>)> {
+    fn candidates(&self, names: impl Iterator<Item = Vec<u8>>) -> Victims {
         names.filter_map(|name| Some((self.owned(&name)?.used(), name))).collect()
     }
 
