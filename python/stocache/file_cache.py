@@ -425,32 +425,37 @@ def _each(
     errors: list[BaseException] = []
     with Bar(total=len(names), desc=doing, unit="file", disable=not progress) as bar:
 
-        def work() -> None:
-            while not stop.is_set():
-                with taking:
-                    name = next(todo, None)
-                if name is None:
-                    return
-                try:
+        def work(ended: threading.Event) -> None:
+            try:
+                while not stop.is_set():
+                    with taking:
+                        name = next(todo, None)
+                    if name is None:
+                        return
                     words = act(name)
-                except BaseException as error:
-                    errors.append(error)
-                    stop.set()
-                    return
-                with taking:
-                    bar.set_postfix_str(words, refresh=False)
-                    bar.update()
+                    with taking:
+                        bar.set_postfix_str(words, refresh=False)
+                        bar.update()
+            except BaseException as error:
+                errors.append(error)
+                stop.set()
+            finally:
+                ended.set()
 
-        workers = [threading.Thread(target=work, name=f"stocache-{doing}") for _ in range(threads)]
+        # Not by join, which an interrupt leaves in disorder: a second one returns too early.
+        ends = [threading.Event() for _ in range(threads)]
+        workers = [
+            threading.Thread(target=work, args=(ended,), name=f"stocache-{doing}") for ended in ends
+        ]
         try:
             for worker in workers:
                 worker.start()
-            for worker in workers:
-                worker.join()
+            for ended in ends:
+                ended.wait()
         finally:
             stop.set()
-            for worker in workers:
-                with contextlib.suppress(RuntimeError):  # not started yet
-                    worker.join()
+            for worker, ended in zip(workers, ends, strict=True):
+                if worker.ident is not None:  # else it has not begun, and will not
+                    ended.wait()
     if errors:
         raise errors[0]

@@ -14,6 +14,7 @@ import random
 import shutil
 import signal
 import stat
+import subprocess
 import threading
 import time
 import warnings
@@ -263,6 +264,33 @@ def test_a_read_only_folder_serves_what_it_has(on_mount, far, near):
         return "done"
 
     assert on_mount(scenario) == "done"
+
+
+@root_only
+def test_copies_are_known_on_a_disk_with_coarse_times(tmp_path, far, near, in_child):
+    # some file systems of scratch disks keep whole seconds only
+    image, tools = tmp_path / "image", [shutil.which("mkfs.ext4"), shutil.which("mount")]
+    if not all(tools):
+        pytest.skip("mkfs.ext4 or mount is absent: coarse times are not covered")
+    image.touch()
+    os.truncate(image, 8 << 20)
+    subprocess.run([tools[0], "-q", "-I", "128", str(image)], check=True, capture_output=True)
+    os.mkdir(near)
+
+    def scenario():
+        mount_at(near, "size=1m")  # in a namespace of its own
+        mounted = subprocess.run([tools[1], "-o", "loop", str(image), near], capture_output=True)
+        if mounted.returncode != 0:
+            return mounted.stderr.decode()
+        for copies in (24, 0):
+            with FileCache(far, near) as cache:
+                for _ in range(2):
+                    assert all_right(cache) == 24
+                assert len(cache.in_cache) == 24
+                assert cache.stats().copies == copies and cache.stats().stale == 0
+
+    if reason := in_child(scenario):
+        pytest.skip(f"mounting is not permitted ({reason}): coarse times are not covered")
 
 
 def unusable(far, near, words):
@@ -582,13 +610,12 @@ def test_the_last_two_files_of_a_thread_stay(far, near):
     with FileCache(far, near, limit=6 * FILE) as cache:
         one, two = cache.get_path(0), cache.get_path(1)
 
-        def others():
-            for idx in range(2, 24):
-                cache.get_path(idx)
-
-        thread = threading.Thread(target=others)
-        thread.start()
-        thread.join()
+        for idx in range(2, 24):
+            # more threads, one after the other, than a process can have at once
+            for _ in range(3):
+                thread = threading.Thread(target=cache.get_path, args=(idx,))
+                thread.start()
+                thread.join()
         assert complaint(cache.files[0], read(one)) is None
         assert complaint(cache.files[1], read(two)) is None
 
