@@ -1,7 +1,6 @@
 #include "files_type.h"
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "python_support.h"
@@ -57,15 +56,18 @@ PyObject* as_text(const ::rust::Vec<uint8_t>& bytes) {
                                           static_cast<Py_ssize_t>(bytes.size()));
 }
 
-// Runs `act`; trouble with a file becomes the OSError that opening it would have raised.
+// Runs `act` on the cache and a name; trouble with the source's file becomes the OSError that
+// opening it would have raised.
 template <typename Act>
-PyObject* with_paths(Act&& act) {
+PyObject* with_name(PyObject* self, PyObject* argument, Act&& act) {
   return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    const Name name(argument);
     try {
-      return act();
+      return act(*cache, name.get());
     } catch (const PathError& error) {
+      PyObject* path = as_text((*cache)->source_of(name.get()));
       errno = error.number;
-      PyObject* path = PyUnicode_DecodeFSDefault(error.what_without_backtrace());
       PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path);
       Py_XDECREF(path);
       return nullptr;
@@ -117,35 +119,32 @@ bool tell(const Cache& cache) {
 
 // path(name, behind): the path of the copy or of the source.
 PyObject* path(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
-  return with_paths([&]() -> PyObject* {
-    TORCH_CHECK_TYPE(nargs == 2, "path(name, behind)");
-    const auto cache = opened(self);
-    const Name name(args[0]);
+  if (nargs != 2) {
+    PyErr_SetString(PyExc_TypeError, "path(name, behind)");
+    return nullptr;
+  }
+  return with_name(self, args[0], [&](const Cache& cache, auto name) -> PyObject* {
     // A hit is too quick to give up the GIL for.
-    const auto hit = (*cache)->hit(name.get());
+    const auto hit = cache->hit(name);
     if (!hit.empty()) return as_text(hit);
     const bool behind = args[1] == Py_True;
-    std::optional<bridge::PathTo> served;
-    translated([&] {
+    const auto served = translated([&] {
       WithoutGil free;
-      served = behind ? (*cache)->fetch_behind(name.get()) : (*cache)->fetch(name.get());
+      return behind ? cache->fetch_behind(name) : cache->fetch(name);
     });
-    return tell(*cache) ? as_text(served->path) : nullptr;
+    return tell(cache) ? as_text(served.path) : nullptr;
   });
 }
 
 // fetch(name): the path, and whether it is that of a copy.
 PyObject* fetch(PyObject* self, PyObject* argument) {
-  return with_paths([&]() -> PyObject* {
-    const auto cache = opened(self);
-    const Name name(argument);
-    std::optional<bridge::PathTo> served;
-    translated([&] {
+  return with_name(self, argument, [](const Cache& cache, auto name) -> PyObject* {
+    const auto served = translated([&] {
       WithoutGil free;
-      served = (*cache)->fetch(name.get());
+      return cache->fetch(name);
     });
-    if (!tell(*cache)) return nullptr;
-    return Py_BuildValue("(NN)", as_text(served->path), PyBool_FromLong(served->copy));
+    if (!tell(cache)) return nullptr;
+    return Py_BuildValue("(NN)", as_text(served.path), PyBool_FromLong(served.copy));
   });
 }
 
@@ -172,12 +171,10 @@ PyObject* names(PyObject* self, PyObject*) {
 
 // verify(name): True if the copy is what the source has, False if not, None if there is none.
 PyObject* verify(PyObject* self, PyObject* argument) {
-  return with_paths([&]() -> PyObject* {
-    const auto cache = opened(self);
-    const Name name(argument);
+  return with_name(self, argument, [](const Cache& cache, auto name) -> PyObject* {
     const auto found = translated([&] {
       WithoutGil free;
-      return (*cache)->verify(name.get());
+      return cache->verify(name);
     });
     if (found == bridge::Compared::Absent) Py_RETURN_NONE;
     return PyBool_FromLong(found == bridge::Compared::Same);

@@ -379,15 +379,14 @@ def test_a_folder_that_is_removed_under_a_job_stops_nobody(far, near):
     dataset = Pictures(far, near)
     Loaded(dataset, num_workers=2)
     shutil.rmtree(near)
-    warned = []
     for _ in range(2):
         epoch = Loaded(dataset, num_workers=2)
-        assert not epoch.wrong and epoch.copies == 0
-        warned += epoch.warnings
-    assert len(warned) == 1 and "\n" not in warned[0], warned
+        assert not epoch.wrong and not epoch.warnings
+        assert epoch.copies == 24, "it is made anew, and filled"
     dataset.cache.close()
     dataset = Pictures(far, near)
-    assert Loaded(dataset, num_workers=2).copies == 24
+    epoch = Loaded(dataset, num_workers=2)
+    assert not epoch.wrong and epoch.copies == 24
     dataset.cache.close()
 
 
@@ -410,7 +409,7 @@ REFUSALS = [
     ("utimensat:error=EPERM", {}, "source"),
     ("openat:error=EMFILE:when=1", {}, "error"),
     ("openat:error=EMFILE:when=2", {}, "source"),
-    ("openat:error=EMFILE:when=3", {}, "copy"),
+    ("openat:error=EMFILE:when=3", {}, "source"),
 ]
 
 
@@ -629,8 +628,9 @@ def test_what_ended_processes_were_given_can_be_evicted(far, near, in_child):
 
 
 def test_what_ended_threads_were_given_can_be_evicted(far, near):
-    # prefetch works with threads that end; then training must still get room
-    with FileCache(far, near, limit=6 * FILE) as cache:
+    # prefetch works with threads that end; then training must still get room. What they were given
+    # last stays for a while, so there is room for more.
+    with FileCache(far, near, limit=12 * FILE) as cache:
         for first in (0, 2, 4):
             thread = threading.Thread(
                 target=lambda n=first: [cache.get_path(n), cache.get_path(n + 1)]
@@ -900,11 +900,11 @@ def test_a_damaged_index_costs_no_copy(far, near, seed):
         index = Path(cache.folder).parent / "index"
     good = index.read_bytes()
     for turn in range(20):
-        damaged = bytearray(good)
+        # Cut off, then flipped: a cut between two records alone leaves a log that is in order.
+        damaged = bytearray(good[: rng.choice([len(good), rng.randrange(1, len(good))])])
         for _ in range(rng.choice([1, 10, 100])):
             damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
-        cut = rng.choice([len(damaged), rng.randrange(len(damaged))])
-        index.write_bytes(damaged[:cut])
+        index.write_bytes(damaged)
         with opened_at(far) as opened, FileCache(far, near, limit="1MiB") as cache:
             assert all_right(cache) == 24, turn
             assert not opened.count(), f"turn {turn}: copied again"

@@ -156,7 +156,15 @@ impl FileCache {
         let folder = options.cache.join(name);
         let near = Near::open(&folder, &options);
         let source = with_slash(source);
-        Ok(Arc::new(Self { options, folder, source, near, news: Shelf::new() }))
+        let made = Self { options, folder, source, near, news: Shelf::new() };
+        made.trim();
+        Ok(Arc::new(made))
+    }
+
+    /// An earlier job may have had a higher limit.
+    fn trim(&self) {
+        let (Ok(near), Some(limit)) = (&self.near, self.options.limit) else { return };
+        while near.table.bytes() > limit && self.evict_one(near) == Ok(true) {}
     }
 
     /// Why nothing is cached, if that is so.
@@ -207,7 +215,8 @@ impl FileCache {
         Some(path)
     }
 
-    fn source_of(&self, name: &[u8]) -> Vec<u8> {
+    /// The path of that file at the source.
+    pub fn source_of(&self, name: &[u8]) -> Vec<u8> {
         [&self.source[..], name].concat()
     }
 
@@ -235,7 +244,7 @@ impl FileCache {
             self.tell(near, MANY, || {
                 format!(
                     "{} was opened for fewer files than are asked for; those that are new to it are \
-                     read from the source until all processes that use it have ended",
+                     read from the source: construct the cache with the most files first",
                     self.folder.display()
                 )
             });
@@ -297,7 +306,7 @@ impl FileCache {
                 });
                 return hit();
             }
-            Err(errno) => return Err(source_error(&source, errno)),
+            Err(errno) => return Err(self.lose(near, lock, &source, errno)),
         };
         let same = |stat: &&Stat| copy::is_file(stat) && version(stat) == version(&far);
         let right = there.as_ref().filter(same);

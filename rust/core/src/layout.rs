@@ -402,9 +402,10 @@ pub(crate) const ROW_THREADS: u64 = 32;
 pub(crate) const ROW_WORDS: u64 = 2 * ROW_THREADS;
 
 impl Table {
-    /// Room for `files` files and for those that come later.
+    /// Room for `files` files and for those that come later: new ones, or those of another list of
+    /// names below the same source. An entry is 65 bytes.
     pub fn plan(files: u64) -> Result<Self> {
-        let table = Self { entries: files.saturating_add(files / 4).saturating_add(1024) };
+        let table = Self { entries: files.saturating_add(files / 4).saturating_add(1 << 16) };
         table.layout().map(|_| table)
     }
 

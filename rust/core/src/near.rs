@@ -11,7 +11,7 @@ use rustix::fs::{CWD, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -317,8 +317,19 @@ pub(crate) fn with_slash(mut path: Vec<u8>) -> Vec<u8> {
     path
 }
 
+/// Makes a folder, and those above it, for this user alone, whatever the umask says.
 pub(crate) fn private_folder(path: &Path) -> std::io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(error) => match path.parent() {
+            Some(parent) if error.kind() == std::io::ErrorKind::NotFound => {
+                private_folder(parent)?;
+                private_folder(path)
+            }
+            _ => Err(error),
+        },
+    }
 }
 
 /// A folder of this user that nobody else can write to.

@@ -307,6 +307,7 @@ pub mod ffi {
         fn hit(self: &Files, name: &[u8]) -> Vec<u8>;
         fn fetch(self: &Files, name: &[u8]) -> Result<PathTo>;
         fn fetch_behind(self: &Files, name: &[u8]) -> Result<PathTo>;
+        fn source_of(self: &Files, name: &[u8]) -> Vec<u8>;
         fn contains(self: &Files, name: &[u8]) -> bool;
         /// Each followed by a zero byte.
         fn names(self: &Files) -> Vec<u8>;

@@ -62,6 +62,10 @@ impl Files {
         guard(|| Ok(path_to(self.0.fetch_behind(name)?)))
     }
 
+    pub fn source_of(&self, name: &[u8]) -> Vec<u8> {
+        self.0.source_of(name)
+    }
+
     pub fn contains(&self, name: &[u8]) -> bool {
         self.0.contains(name)
     }
