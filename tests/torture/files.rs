@@ -197,7 +197,7 @@ pub fn killed(run: &mut Run) -> Verdict {
     run.count = run.count.div_ceil(2);
     kill(run, &tally, work)?;
     // And while one process lives, which has to make up for what the others leave in the table.
-    let survivor = disks.open(Some(disks.total()), true)?;
+    let survivor = disks.open(None, true)?;
     kill(run, &tally, work)?;
     for i in 0..disks.sizes.len() {
         if let Served::Source(_) = ask(&survivor, i)? {
