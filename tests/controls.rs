@@ -78,6 +78,11 @@ fn forking_without_a_lock_of_the_childs_own_is_caught() {
 }
 
 #[test]
+fn registering_fork_handlers_at_the_first_use_is_caught() {
+    is_caught("LateForkHandler", "first-use", 5_000);
+}
+
+#[test]
 fn accepting_a_damaged_header_is_caught() {
     is_caught("SkipHeaderChecksum", "headers", 100_000);
 }

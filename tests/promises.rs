@@ -69,6 +69,11 @@ fn p10_children_forked_while_threads_run_all_work() {
 }
 
 #[test]
+fn p10_children_forked_during_the_first_use_all_work() {
+    holds("first-use", 300, 5_000);
+}
+
+#[test]
 fn p11_damaged_headers_are_refused() {
     holds("headers", 100_000, 1_000_000);
 }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import operator
 import os
+import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
 from tqdm import tqdm
@@ -33,12 +37,10 @@ class FileNames(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self._at(i) for i in range(*index.indices(len(self)))]
-        try:
-            end = self._ends[index]
-        except IndexError:
-            raise IndexError(f"index {index} is out of bounds of {len(self)} files") from None
-        start = self._ends[index - 1] if index % len(self._ends) else 0
-        return os.fsdecode(self._bytes[start:end])
+        i = operator.index(index)
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"index {i} is out of bounds of {len(self)} files")
+        return self._at(i % len(self))
 
     def _at(self, i: int) -> str:
         return os.fsdecode(self._bytes[self._ends[i - 1] if i else 0 : self._ends[i]])
@@ -56,26 +58,50 @@ class FileNames(Sequence[str]):
     __hash__ = None  # type: ignore[assignment] # equal to a list, which has no hash
 
     def __repr__(self) -> str:
-        shown = [*self[:3], "…", self[-1]] if len(self) > 4 else self[:]
-        return f"<{len(self)} files: {', '.join(shown)}>"
+        names = list(map(repr, self if len(self) <= 4 else [*self[:3], self[-1]]))
+        if len(self) > 4:
+            names.insert(3, "…")
+        return f"<{len(self)} files: {', '.join(names)}>"
+
+
+class Bar(tqdm):  # type: ignore[misc] # it has no types
+    """A progress bar without tqdm's thread, which would be in the way of forks."""
+
+    monitor_interval = 0
 
 
 def list_files(folder: str) -> Iterator[str]:
     """The names of all files below ``folder``, relative to it. Links are followed, but never round
     in a circle. A bar shows the number if it takes long."""
-    with tqdm(unit=" files", desc=f"listing {folder}", delay=2, leave=False) as bar:
-        todo: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+    bar, count, late = None, 0, time.monotonic() + 2
+    todo: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+    with contextlib.ExitStack() as stack:
         while todo:
             below, above = todo.pop()
-            stat = os.stat(os.path.join(folder, below))
+            path = os.path.join(folder, below) if below else folder
+            stat = os.stat(path)
             here = above | {(stat.st_dev, stat.st_ino)}
             if here == above:
                 continue
-            with os.scandir(os.path.join(folder, below)) as entries:
+            with os.scandir(path) as entries:
                 for entry in entries:
                     name = os.path.join(below, entry.name)
-                    if entry.is_dir():
+                    if _leads_to(entry.is_dir):
                         todo.append((name, here))
-                    elif entry.is_file():  # not a pipe, a device or a link to nowhere
-                        bar.update()
+                    elif _leads_to(entry.is_file):  # not a pipe, a device or a link to nowhere
+                        count += 1
+                        if bar:
+                            bar.update()
+                        elif time.monotonic() > late:
+                            words = {"desc": f"listing {folder}", "unit": " files"}
+                            bar = stack.enter_context(Bar(initial=count, leave=False, **words))
                         yield name
+
+
+def _leads_to(test: Callable[[], bool]) -> bool:
+    try:
+        return test()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link to itself leads nowhere
+            return False
+        raise

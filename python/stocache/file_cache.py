@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import threading
@@ -11,10 +12,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import IO, Any
 
-from tqdm import tqdm
-
 from stocache import _C
-from stocache._file_names import FileNames, list_files
+from stocache._file_names import Bar, FileNames, list_files
 from stocache.sizes import parse_size, show_bytes
 
 NameOrIndex = Any
@@ -98,16 +97,18 @@ class FileCache:
         check: str = "once",
         checksum: bool = False,
     ) -> None:
-        self.data_path = os.fspath(data_path)
-        self.cache_path = os.fspath(cache_path)
+        self.data_path = _folder("data_path", data_path)
+        self.cache_path = _folder("cache_path", cache_path)
         self.limit = None if limit is None else _parse_limit(limit)
         self.background = bool(background)
-        self.policy = policy
-        self.check = check
+        self.policy = _one_of("policy", policy, "lru", "freeze")
+        self.check = _one_of("check", check, "once", "always", "never")
         self.checksum = bool(checksum)
+        # Absolute: whoever unpickles this may be somewhere else.
+        self._spelled = os.path.abspath(self.data_path)
         self._source = os.path.realpath(self.data_path)
-        near = os.path.realpath(self.cache_path)
-        if os.path.commonpath([self._source, near]) == self._source:
+        self._near = os.path.realpath(self.cache_path)
+        if os.path.commonpath([self._source, self._near]) == self._source:
             raise ValueError(
                 f"cache_path {self.cache_path!r} lies in data_path {self.data_path!r}: copies "
                 "would be taken for sources; use a folder outside"
@@ -115,16 +116,16 @@ class FileCache:
         if files is None:
             self.files = FileNames(sorted(list_files(self._source)))
         else:
-            self.files = FileNames(self._relative(os.fspath(name)) for name in files)
-        self._open(near)
+            self.files = FileNames(map(self._given, _iterate("files", files)))
+        self._open()
         if trouble := self._native.trouble():
             warnings.warn(trouble, RuntimeWarning, stacklevel=2)
 
-    def _open(self, near: str) -> None:
+    def _open(self) -> None:
         self._native = _C.Files()
         self._native.open(
             os.fsencode(self._source),
-            os.fsencode(near),
+            os.fsencode(self._near),
             self.limit or 0,
             self.policy,
             self.check,
@@ -155,21 +156,31 @@ class FileCache:
 
     def _name(self, which: NameOrIndex) -> str:
         if isinstance(which, str):
-            return which if which[:1] != "/" else self._relative(which)
+            plain = which[:1] != "/" and "//" not in which and "./" not in which
+            return which if plain else self._relative(which)
         try:
             index = operator.index(which)
         except TypeError:
-            return self._relative(os.fspath(which))
+            return self._relative(_text(which, "an index or a name"))
         return self.files[index]
 
     def _relative(self, name: str) -> str:
-        """The name as ``files`` spells it."""
-        if os.path.isabs(name):
-            for folder in (os.path.abspath(self.data_path), self._source):
-                if name.startswith(os.path.join(folder, "")):
-                    name = os.path.relpath(name, folder)
-                    break
-        return os.path.normpath(name) if name else name
+        """The name as ``files`` spells it; what is not below the source stays as it is."""
+        name = os.path.normpath(name) if name else name
+        for folder in (self._spelled, self._source):
+            if name.startswith(above := os.path.join(folder, "")):
+                return name[len(above) :]
+        return name
+
+    def _given(self, name: str | os.PathLike[str]) -> str:
+        """A name of the list that the user gave."""
+        found = self._relative(_text(name, "a name"))
+        if found in ("", ".", "..") or found.startswith(("/", "../")) or "\0" in found:
+            raise ValueError(
+                f"{name!r} in files is not the name of a file below data_path {self.data_path!r}; "
+                "names are relative to it"
+            )
+        return found
 
     def __len__(self) -> int:
         return len(self.files)
@@ -182,13 +193,14 @@ class FileCache:
         num_workers: int = 2,
         progress: bool = True,
     ) -> list[str]:
-        """Copies these files, or all, with that many threads; returns those that have no copy now.
+        """Copies these files, or all, with that many threads; returns those that have no copy now:
+        there was no room for them, or they had to make room again for others.
 
         What is there already is not copied again, so an interrupted call goes on where it was.
         """
-        left: list[str] = []
+        left: set[str] = set()
         failures: list[OSError] = []
-        copied = 0
+        copied, counting = 0, threading.Lock()
 
         def copy(name: str) -> str:
             nonlocal copied
@@ -198,20 +210,17 @@ class FileCache:
                 failures.append(error)
                 is_copy = False
             if not is_copy:
-                left.append(name)
+                left.add(name)
                 return f"{len(left)} left at the source"
-            copied += os.stat(path).st_size
+            with contextlib.suppress(OSError), counting:  # an error: it was removed again
+                copied += os.stat(path).st_size
             return show_bytes(copied)
 
-        todo = self.files if names is None else FileNames(map(self._name, names))
+        todo = self._names(names) if names is not None else self.files
         _each(todo, copy, num_workers, "copying", progress)
-        if failures:
-            warnings.warn(
-                f"{len(failures)} of {len(todo)} files could not be read from their source, the "
-                f"first: {failures[0]}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        _warn_of(failures, len(todo))
+        there = self.in_cache
+        left.update(name for name in todo if name not in there)
         return sorted(left)
 
     def verify(
@@ -222,18 +231,33 @@ class FileCache:
     ) -> list[str]:
         """Compares these copies, or all, with their sources byte by byte; returns what differs.
 
-        Such copies are removed, and copied again when they are asked for.
+        Such copies are removed, and copied again when they are asked for. A copy whose source
+        cannot be read is compared with its checksum if it has one, and else stays.
         """
-        differing: list[str] = []
+        differing: set[str] = set()
+        failures: list[OSError] = []
 
         def compare(name: str) -> str:
-            if self._native.verify(name) is False:
-                differing.append(name)
+            try:
+                if self._native.verify(name) is False:
+                    differing.add(name)
+            except OSError as error:
+                failures.append(error)
             return f"{len(differing)} differ"
 
-        todo = FileNames(self.in_cache if names is None else map(self._name, names))
+        todo = self._names(names) if names is not None else FileNames(self._found())
         _each(todo, compare, num_workers, "comparing", progress)
+        _warn_of(failures, len(todo))
         return sorted(differing)
+
+    def _found(self) -> list[str]:
+        """All that looks like a copy, also what was cut short and is not taken for one any more."""
+        folder = self.folder
+        there = (name for name in self.files if os.path.lexists(os.path.join(folder, name)))
+        return sorted({*self.in_cache, *there})
+
+    def _names(self, given: Iterable[NameOrIndex]) -> FileNames:
+        return FileNames(map(self._name, _iterate("names", given)))
 
     def clear(self) -> int:
         """Removes the copies that stocache made and that nobody is about to open; says how many."""
@@ -282,13 +306,9 @@ class FileCache:
         is_open = state.pop("_native")
         self.__dict__.update(state)
         if is_open:
-            self._open(os.path.realpath(self._given_cache_path))
+            self._open()
         else:
             self._native = _C.Files()
-
-    @property
-    def _given_cache_path(self) -> str:
-        return self.cache_path
 
 
 class DataCache(FileCache):
@@ -302,12 +322,7 @@ class DataCache(FileCache):
         self, data_path: str | os.PathLike[str], cache_path: str | os.PathLike[str], **options: Any
     ) -> None:
         super().__init__(data_path, cache_path, **options)
-        self._given = self.cache_path
         self.cache_path = self.folder
-
-    @property
-    def _given_cache_path(self) -> str:
-        return self._given
 
     def validate_cache(self, fname: str) -> str:
         """The path of the copy, which is made if need be."""
@@ -341,10 +356,60 @@ class _Copies(AbstractSet[str]):
         return f"<{len(self)} copies>"
 
 
+# What users give
+
+
+def _folder(what: str, path: Any) -> str:
+    found = _text(path, f"{what}, the path of a folder,")
+    if not found or "\0" in found:
+        raise ValueError(f"{what} is {path!r}; it must be the path of a folder")
+    return found
+
+
+def _text(path: Any, needed: str) -> str:
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        raise TypeError(f"{needed} is needed, not {path!r}") from None
+
+
+def _iterate(what: str, names: Any) -> Iterator[Any]:
+    if isinstance(names, (str, bytes, os.PathLike)) or not isinstance(names, Iterable):
+        raise TypeError(f"{what} is {names!r}; it must be a list of names")
+    return iter(names)
+
+
+def _one_of(what: str, given: Any, *known: str) -> str:
+    if given not in known or not isinstance(given, str):
+        allowed = " or ".join(f'"{word}"' for word in known)
+        kind = ValueError if isinstance(given, str) else TypeError
+        raise kind(f"{what} is {given!r}; it must be {allowed}")
+    return given
+
+
 def _parse_limit(limit: Any) -> int:
-    if isinstance(limit, float):
-        raise TypeError(f'limit is {limit!r}; use a number of bytes or a text such as "200GiB"')
-    return parse_size("limit", limit)
+    needed = 'use a number of bytes or a text such as "200GiB"'
+    if isinstance(limit, (bool, float)):
+        raise TypeError(f"limit is {limit!r}; {needed}")
+    try:
+        return parse_size("limit", limit if isinstance(limit, str) else operator.index(limit))
+    except TypeError:
+        raise TypeError(f"limit is {limit!r}; {needed}") from None
+    except ValueError:
+        raise ValueError(f"limit is {limit!r}; it must be at least 1 byte: {needed}") from None
+
+
+# Many files at once
+
+
+def _warn_of(failures: list[OSError], of: int) -> None:
+    if failures:
+        warnings.warn(
+            f"{len(failures)} of {of} files could not be read from their source, the first: "
+            f"{failures[0]}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _each(
@@ -352,37 +417,45 @@ def _each(
 ) -> None:
     """Calls ``act`` for every name, in threads, and shows what it returns behind the bar. Stops at
     the first error, which it raises, and at an interrupt."""
+    if not isinstance(threads, int) or isinstance(threads, bool):
+        raise TypeError(f"num_workers is {threads!r}; it must be a number of threads")
     if threads < 1:
         raise ValueError(f"num_workers is {threads}; it must be at least 1")
     todo, taking, stop = iter(names), threading.Lock(), threading.Event()
     errors: list[BaseException] = []
-    with tqdm(total=len(names), desc=doing, unit="file", disable=not progress) as bar:
+    with Bar(total=len(names), desc=doing, unit="file", disable=not progress) as bar:
 
-        def work() -> None:
-            while not stop.is_set():
-                with taking:
-                    name = next(todo, None)
-                if name is None:
-                    return
-                try:
+        def work(ended: threading.Event) -> None:
+            try:
+                while not stop.is_set():
+                    with taking:
+                        name = next(todo, None)
+                    if name is None:
+                        return
                     words = act(name)
-                except BaseException as error:
-                    errors.append(error)
-                    stop.set()
-                    return
-                with taking:
-                    bar.set_postfix_str(words, refresh=False)
-                    bar.update()
+                    with taking:
+                        bar.set_postfix_str(words, refresh=False)
+                        bar.update()
+            except BaseException as error:
+                errors.append(error)
+                stop.set()
+            finally:
+                ended.set()
 
-        workers = [threading.Thread(target=work, name=f"stocache-{doing}") for _ in range(threads)]
-        for worker in workers:
-            worker.start()
+        # Not by join, which an interrupt leaves in disorder: a second one returns too early.
+        ends = [threading.Event() for _ in range(threads)]
+        workers = [
+            threading.Thread(target=work, args=(ended,), name=f"stocache-{doing}") for ended in ends
+        ]
         try:
             for worker in workers:
-                worker.join()
+                worker.start()
+            for ended in ends:
+                ended.wait()
         finally:
             stop.set()
-            for worker in workers:
-                worker.join()
+            for worker, ended in zip(workers, ends, strict=True):
+                if worker.ident is not None:  # else it has not begun, and will not
+                    ended.wait()
     if errors:
         raise errors[0]

@@ -9,6 +9,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,6 +195,27 @@ def make_cache():
         cache.close()
 
 
+@pytest.fixture
+def cached():
+    """CachedDataset without the start message; every one made here is closed after the test."""
+    made = []
+
+    def make(dataset, memory="32MiB", **options):
+        options.setdefault("verbose", False)
+        made.append(stocache.CachedDataset(dataset, memory, **options))
+        return made[-1]
+
+    yield make
+    for dataset in made:
+        dataset.close()
+
+
+@pytest.fixture
+def log(tmp_path):
+    """The file in which a source of sources.py notes its loads."""
+    return str(tmp_path / "loads")
+
+
 class Script:
     """A Python child that runs a script of its own, started fresh as a user's program would be."""
 
@@ -290,6 +312,61 @@ def in_child():
         if child.is_alive():
             child.kill()
             child.join()
+
+
+@pytest.fixture
+def injected():
+    """injected(f, fault) is f() in a child to which strace feeds that fault of a system call."""
+    if not shutil.which("strace"):
+        pytest.skip("strace is absent: failing system calls are not covered")
+    fork, started = multiprocessing.get_context("fork"), []
+
+    def run(function, fault):
+        ready, gate = fork.Event(), fork.Event()
+        receive, send = fork.Pipe(duplex=False)
+
+        def body():
+            ready.set()
+            gate.wait(60)
+            try:
+                send.send((True, function()))
+            except BaseException as error:
+                send.send((False, repr(error)))
+
+        child = fork.Process(target=body)
+        child.start()
+        started.append(child)
+        send.close()
+        assert ready.wait(60)
+        call = fault.split(":")[0]
+        command = ["strace", "-qq", "-o", "/dev/null", "-p", str(child.pid)]
+        tracer = subprocess.Popen(
+            [*command, "-e", f"trace={call}", "-e", f"inject={fault}"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(tracer)
+        while f"TracerPid:\t{tracer.pid}" not in Path(f"/proc/{child.pid}/status").read_text():
+            if tracer.poll() is not None:
+                pytest.skip(f"strace may not attach ({tracer.stderr.read().strip()}): not covered")
+            time.sleep(0.005)
+        gate.set()
+        try:
+            good, value = receive.recv() if receive.poll(60) else (False, "it hangs")
+        except EOFError:
+            good, value = False, "it died"
+        child.join(60)
+        tracer.wait(60)
+        tracer.stderr.close()
+        receive.close()
+        assert good and child.exitcode == 0, f"{fault}: {value}, exit code {child.exitcode}"
+        return value
+
+    yield run
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait() if isinstance(process, subprocess.Popen) else process.join()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ root_only = pytest.mark.skipif(
 )
 
 CLONE_NEWNS, CLONE_NEWPID = 0x20000, 0x20000000
-MS_RDONLY, MS_REC, MS_PRIVATE = 1, 0x4000, 1 << 18
+MS_RDONLY, MS_REMOUNT, MS_REC, MS_PRIVATE = 1, 0x20, 0x4000, 1 << 18
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -31,6 +31,18 @@ def mount_shm(options: str, flags: int = 0) -> None:
     system("mount", b"tmpfs", b"/dev/shm", b"tmpfs", flags, options.encode())
 
 
+def mount_at(folder, options: str) -> None:
+    """Puts a new tmpfs over `folder`, for this process and its children only."""
+    system("unshare", CLONE_NEWNS)
+    system("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    system("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 0, options.encode())
+
+
+def remount(folder, read_only: bool) -> None:
+    flags = MS_REMOUNT | (MS_RDONLY if read_only else 0)
+    system("mount", b"none", os.fsencode(folder), None, flags, None)
+
+
 def hog_the_mount() -> str:
     """Fills /dev/shm to its last page, as another program would."""
     file = os.open("/dev/shm/hog", os.O_CREAT | os.O_WRONLY)
@@ -42,6 +54,16 @@ def hog_the_mount() -> str:
             assert error.errno == errno.ENOSPC
     os.close(file)
     return "/dev/shm/hog"
+
+
+def become_nobody(folder: Path) -> None:
+    """From here on this process is another user, who may pass through `folder` and those above."""
+    for parent in (folder, *folder.parents):
+        if parent.stat().st_uid == os.getuid() and not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
 
 
 def process_state(pid: int) -> str:

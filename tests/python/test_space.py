@@ -12,9 +12,7 @@ import multiprocessing
 import os
 import re
 import resource
-import shutil
 import signal
-import subprocess
 import time
 import warnings
 from pathlib import Path
@@ -265,61 +263,6 @@ def test_limits_of_the_process_are_clear_errors(in_child, backing):
 
 
 # P6, injected: the kernel says no at every step of making and filling a cache
-
-
-@pytest.fixture
-def injected():
-    """injected(f, fault) is f() in a child to which strace feeds that fault of a system call."""
-    if not shutil.which("strace"):
-        pytest.skip("strace is absent: failing system calls are not covered")
-    started = []
-
-    def run(function, fault):
-        ready, gate = FORK.Event(), FORK.Event()
-        receive, send = FORK.Pipe(duplex=False)
-
-        def body():
-            ready.set()
-            gate.wait(60)
-            try:
-                send.send((True, function()))
-            except BaseException as error:
-                send.send((False, repr(error)))
-
-        child = FORK.Process(target=body)
-        child.start()
-        started.append(child)
-        send.close()
-        assert ready.wait(60)
-        call = fault.split(":")[0]
-        command = ["strace", "-qq", "-o", "/dev/null", "-p", str(child.pid)]
-        tracer = subprocess.Popen(
-            [*command, "-e", f"trace={call}", "-e", f"inject={fault}"],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(tracer)
-        while f"TracerPid:\t{tracer.pid}" not in Path(f"/proc/{child.pid}/status").read_text():
-            if tracer.poll() is not None:
-                pytest.skip(f"strace may not attach ({tracer.stderr.read().strip()}): not covered")
-            time.sleep(0.005)
-        gate.set()
-        try:
-            good, value = receive.recv() if receive.poll(60) else (False, "it hangs")
-        except EOFError:
-            good, value = False, "it died"
-        child.join(60)
-        tracer.wait(60)
-        tracer.stderr.close()
-        receive.close()
-        assert good and child.exitcode == 0, f"{fault}: {value}, exit code {child.exitcode}"
-        return value
-
-    yield run
-    for process in started:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        process.wait() if isinstance(process, subprocess.Popen) else process.join()
 
 
 FAULTS = [

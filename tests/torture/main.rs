@@ -43,6 +43,7 @@ fn main() -> ExitCode {
         "lifecycle" => lifecycle::cycles,
         "fork-detach" => lifecycle::fork_then_detach,
         "forks" => lifecycle::forks_while_threads_run,
+        "first-use" => lifecycle::fork_during_first_use,
         "records" => records::stable,
         "records-lru" => records::recycled,
         "files-killed" => files::killed,
@@ -56,7 +57,7 @@ fn main() -> ExitCode {
         "full" => full::mount,
         _ => {
             eprintln!(
-                "usage: torture tear-copies|tear-views|takeover|stopped|lifecycle|fork-detach|forks|records|records-lru|\
+                "usage: torture tear-copies|tear-views|takeover|stopped|lifecycle|fork-detach|forks|first-use|records|records-lru|\
                  files-killed|files-once|files-evicted|files-dead|files-stopped|files-forks|\
                  files-unreadable|headers|full \
                  [--count N] [--seed S]"

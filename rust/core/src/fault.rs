@@ -31,6 +31,8 @@ pub(crate) enum Fault {
     EvictInUse,
     /// Leave open segments as they are when the process forks.
     NoForkHandler,
+    /// Register the fork handlers at the first use instead of as the library is loaded.
+    LateForkHandler,
 }
 
 #[cfg(feature = "faults")]
