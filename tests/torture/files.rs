@@ -179,7 +179,7 @@ pub fn killed(run: &mut Run) -> Verdict {
             }
         }
     });
-    kill(run, &tally, move |mut random| {
+    let work = move |mut random: Random| {
         // Each opens the cache by itself, so that kills meet that too.
         let cache = shared.open(Some(shared.total() / 2), true).expect("an open cache");
         std::thread::scope(|scope| {
@@ -193,7 +193,21 @@ pub fn killed(run: &mut Run) -> Verdict {
                 });
             }
         });
-    })?;
+    };
+    run.count = run.count.div_ceil(2);
+    kill(run, &tally, work)?;
+    // And while one process lives, which has to make up for what the others leave in the table.
+    let survivor = disks.open(None, true)?;
+    kill(run, &tally, work)?;
+    for i in 0..disks.sizes.len() {
+        if let Served::Source(_) = ask(&survivor, i)? {
+            return Err(format!("there is no room for file {i}: {:?}", survivor.stats()));
+        }
+    }
+    if survivor.stats().bytes != disks.total() {
+        return Err(format!("{} bytes, but {:?}", disks.total(), survivor.stats()));
+    }
+    drop(survivor);
     drop(watcher);
     if tally.get(TORN) > 0 {
         return Err("a file was not whole; what it was is above".into());

@@ -69,6 +69,7 @@ pub(crate) fn copy(
         OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let target = rustix::fs::openat(CWD, to, flags, mode).map_err(Trouble::Copy)?;
     rustix::fs::fchmod(&target, mode).map_err(Trouble::Copy)?; // whatever the umask says
+    set_time(&target, &before).map_err(Trouble::Copy)?; // before all the work
     let (copied, hash) = if hashed {
         by_hand(source.as_fd(), target.as_fd(), 0, wanted.0, true)?
     } else {
@@ -78,20 +79,23 @@ pub(crate) fn copy(
     if version(&after) != wanted || copied != wanted.0 {
         return Err(Trouble::Changed);
     }
+    set_time(&target, &before).map_err(Trouble::Copy)?;
+    Ok(Copied { version: wanted, hash })
+}
+
+/// Gives a copy its source's time of change. A file system that cannot keep it cannot tell two states
+/// of a file apart.
+fn set_time(copy: &OwnedFd, source: &Stat) -> rustix::io::Result<()> {
     let times = Timestamps {
         last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
         last_modification: Timespec {
-            tv_sec: before.st_mtime as _,
-            tv_nsec: before.st_mtime_nsec as _,
+            tv_sec: source.st_mtime as _,
+            tv_nsec: source.st_mtime_nsec as _,
         },
     };
-    rustix::fs::futimens(&target, &times).map_err(Trouble::Copy)?;
-    // A file system that rounds times cannot tell two states of a file apart.
-    match rustix::fs::fstat(&target) {
-        Ok(made) if version(&made) == wanted => Ok(Copied { version: wanted, hash }),
-        Ok(_) => Err(Trouble::Copy(Errno::OPNOTSUPP)),
-        Err(errno) => Err(Trouble::Copy(errno)),
-    }
+    rustix::fs::futimens(copy, &times)?;
+    let kept = version(&rustix::fs::fstat(copy)?).1 == version(source).1;
+    if kept { Ok(()) } else { Err(Errno::OPNOTSUPP) }
 }
 
 /// A file that was replaced on its server is gone for who had it open.
@@ -136,7 +140,7 @@ pub(crate) fn is_lack_of_room(errno: Errno) -> bool {
     matches!(errno, Errno::NOSPC | Errno::DQUOT)
 }
 
-/// Whether another file may well be written: this one has a name or a size that cannot be.
+/// Whether another file may well be written: this one has a name, a size or a time that cannot be.
 pub(crate) fn is_about_one_file(errno: Errno) -> bool {
     matches!(
         errno,
@@ -149,6 +153,7 @@ pub(crate) fn is_about_one_file(errno: Errno) -> bool {
             | Errno::ILSEQ
             | Errno::INVAL
             | Errno::LOOP
+            | Errno::OPNOTSUPP
     )
 }
 

@@ -731,6 +731,27 @@ fn a_read_only_disk_serves_what_it_has() {
     });
 }
 
+/// ext4 ends in 2446, tmpfs does not.
+#[test]
+fn a_time_that_the_disk_cannot_keep_is_trouble_for_that_file_alone() {
+    let disks = Disks::new("times");
+    with_mounts("a disk that cannot keep a time", || {
+        mount(Some("tmpfs"), &disks.far(""), 0, "size=4m").unwrap();
+        disks.put("a", 1, 10);
+        disks.put("b", 2, 10);
+        let file = std::fs::File::options().write(true).open(disks.far("a")).unwrap();
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000 * 365 * 86400);
+        file.set_modified(time).unwrap();
+        let cache = disks.open();
+        let (bytes, copied) = cache.bytes("a");
+        assert_eq!(bytes, [1; 10]);
+        let kept = cache.copy_at("a").metadata().is_ok_and(|m| m.modified().unwrap() == time);
+        assert_eq!(copied, kept);
+        assert_eq!(cache.take_news().is_none(), kept);
+        assert_eq!(cache.bytes("b"), (vec![2; 10], true));
+    });
+}
+
 #[test]
 fn a_folder_that_cannot_be_used_is_no_error() {
     let disks = Disks::new("unusable");
