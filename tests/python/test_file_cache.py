@@ -111,8 +111,8 @@ def test_each_file_is_copied_once_whoever_asks_and_however_often(far, near, scal
             assert not epoch.wrong and not epoch.warnings and epoch.copies == 24
             found = copies_below(dataset.cache.cache_path)
             inodes.append({name: path.stat().st_ino for name, path in found.items()})
-        assert named.count() == Counter(dataset.cache.files), "by the count of the kernel"
-        assert opened.count() == Counter(dataset.cache.files), "and at the source"
+            assert named.count() == Counter(dataset.cache.files), "by the count of the kernel"
+            assert opened.count() == Counter(dataset.cache.files), "and at the source"
     assert inodes[0] == inodes[1] and sorted(inodes[0]) == list(dataset.cache.files)
     stats = dataset.cache.stats()
     assert (stats.copies, stats.files, stats.failed, stats.from_source) == (24, 24, 0, 0)
@@ -127,9 +127,9 @@ def test_the_count_at_the_source_sees_what_is_copied_twice(tmp_path, near):
         write(tmp_path / "flat", f"{n}")
     dataset = Pictures(str(tmp_path / "flat"), near, kind=Original)
     with opened_at(dataset.data_path) as opened:
-        for _ in range(2):
+        for epoch in (1, 2):
             Loaded(dataset)
-        assert min(opened.count().values()) == 2
+            assert min(opened.count().values()) == epoch
 
 
 def test_workers_that_all_want_the_same_files_copy_them_once(tmp_path, near):
@@ -224,28 +224,17 @@ def test_ranks_and_their_workers_share_the_copies_and_two_sources_do_not_collide
 # Restart
 
 
-def test_a_new_process_serves_the_copies_without_copying(make_files, far, near, run_script):
+def test_a_new_process_serves_the_copies_without_copying(make_files, far, near, in_child):
     with make_files() as cache:
         assert all_right(cache) == 24
+
+    def next_job(check):
+        with FileCache(far, near, check=check) as cache:  # nobody else has the folder open
+            return len(cache.in_cache), all_right(cache), cache.stats().copies, cache.stats().hits
+
     with opened_at(far) as opened:
-        done = run_script(
-            """
-            import sys, stocache
-            from far import complaint, read
-            with stocache.FileCache(*sys.argv[1:]) as cache:
-                known = len(cache.in_cache)
-                for idx, name in enumerate(cache.files):
-                    assert complaint(name, read(cache.get_path(idx))) is None
-                print(known, cache.stats().copies, cache.stats().hits, cache.stats().files)
-            """,
-            far,
-            near,
-        )
-        assert done.stdout.split() == ["24", "0", "24", "24"]
-        for check in ("once", "always", "never"):  # nobody has the folder open: a new job
-            with make_files(check=check) as cache:
-                assert len(cache.in_cache) == 24 and all_right(cache) == 24
-                assert (cache.stats().copies, cache.stats().hits) == (0, 24)
+        for check in ("once", "always", "never"):
+            assert in_child(next_job, check) == (24, 24, 0, 24)
         assert not opened.count(), "looked at, but not read"
 
 

@@ -805,7 +805,7 @@ def test_every_child_forked_while_threads_copy_works(tmp_path, near, scale, seed
     for thread in threads:
         thread.start()
     codes = []
-    for _ in range(scale(30, 1000)):
+    for _ in range(scale(20, 1000)):
         pid = os.fork()
         if pid == 0:
             code = 1
