@@ -5,6 +5,7 @@ SHELL := /bin/bash
 
 VENV   := .venv
 PY     := $(VENV)/bin/python
+FFCV   := .venv-ffcv
 ROOT   := $(CURDIR)
 SOURCES := $(shell find rust csrc python -type f -not -name '*.pyc' 2>/dev/null) \
            Cargo.toml Cargo.lock setup.py pyproject.toml
@@ -15,7 +16,7 @@ CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest ru
 PYTEST_ARGS ?=
 
 .PHONY: help demo demo-cpp test test-long test-rust test-python test-wheel lint bench bench-peers \
-        bench-core build wheel clean
+        bench-ffcv bench-core build wheel clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,15 +67,19 @@ lint: build ## Formatting, clippy, ruff, mypy, clang-format
 	$(PY) -m mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
 
-# Both tables, also if the first one misses a target.
+# All tables, also if one misses a target.
 bench: build ## Print the speed tables: peers and limits in the same run
 	missed=0; \
 	$(PY) benches/python/shared_cache.py --with-demo || missed=1; \
 	$(PY) benches/python/cached_dataset.py || missed=1; \
+	$(PY) benches/python/file_cache.py || missed=1; \
 	exit $$missed
 
 bench-peers: build ## Warm epochs through a DataLoader, with a plot
 	$(PY) benches/python/peers.py
+
+bench-ffcv: build $(FFCV)/.installed ## stocache.DataLoader beside FFCV, which gets a venv of its own
+	$(FFCV)/bin/python benches/python/cached_dataset.py --only loader --with-ffcv
 
 bench-core: ## Criterion benches of the core alone
 	cargo bench --bench slots
@@ -86,7 +91,7 @@ wheel: $(VENV)/.deps ## Build a wheel into dist/
 	$(VENV)/bin/pip wheel --no-build-isolation --no-deps -w dist .
 
 clean: ## Remove everything that was built
-	rm -rf $(VENV) target build dist python/*.egg-info
+	rm -rf $(VENV) $(FFCV) target build dist python/*.egg-info
 
 $(VENV)/.deps: requirements-dev.txt
 	@command -v cargo >/dev/null || { echo "stocache needs Rust 1.90 or newer, for example by rustup"; exit 1; }
@@ -99,4 +104,14 @@ $(VENV)/.deps: requirements-dev.txt
 # The first build compiles the C++ bindings of tch, a few minutes on two cores.
 $(VENV)/.installed: $(VENV)/.deps $(SOURCES)
 	$(VENV)/bin/pip install -v --no-build-isolation --no-deps --force-reinstall . 2>&1 | tools/progress
+	touch $@
+
+# Sees the packages of .venv behind its own, so that FFCV can have other versions and .venv stays
+# as it is.
+$(FFCV)/.installed: requirements-ffcv.txt $(VENV)/.deps
+	@tools/ffcv-libraries
+	$(PY) -m venv --clear $(FFCV)
+	$(PY) -c 'import sysconfig; print("import site; site.addsitedir({!r})".format(sysconfig.get_path("purelib")))' \
+	  > "$$($(FFCV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
+	$(FFCV)/bin/pip install --progress-bar on -r requirements-ffcv.txt
 	touch $@

@@ -92,10 +92,7 @@ at::Tensor RecordCache::copy(int64_t index, uint16_t& schema) {
 PyObject* RecordCache::get(int64_t index, bool allow_pickle) {
   uint16_t number = 0;
   at::Tensor record = copy(index, number);
-  if (!record.defined()) {
-    records_->note(0, 1);
-    return nullptr;
-  }
+  if (!record.defined()) return nullptr;
   Schema schema;
   if (number == kInline) {
     const auto* bytes = static_cast<const char*>(record.const_data_ptr());
@@ -144,7 +141,7 @@ bridge::Filled RecordCache::put(int64_t index, PyObject* sample, bool allow_pick
 }
 
 PyObject* RecordCache::collate(const std::vector<int64_t>& indices, int64_t threads, bool shared,
-                               uint64_t fresh) {
+                               uint64_t counted) {
   if (indices.empty()) return nullptr;
   std::vector<std::pair<const uint8_t*, uint64_t>> rows(indices.size());
   const codec::Schema::Allocate allocate = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -177,7 +174,7 @@ PyObject* RecordCache::collate(const std::vector<int64_t>& indices, int64_t thre
     if (whole && !batch) return nullptr;
     if (whole) {
       PyObject* made = batch->finish();
-      records_->note(indices.size() - std::min<uint64_t>(fresh, indices.size()), fresh);
+      records_->note(indices.size() - std::min<uint64_t>(counted, indices.size()), 0);
       return made;
     }
   }

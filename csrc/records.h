@@ -26,15 +26,16 @@ class RecordCache {
 
   const bridge::Records& records() const { return *records_; }
 
-  // The sample, a new reference; nullptr without a Python error if it is not there.
+  // The sample, a new reference; nullptr without a Python error if it is not there. A hit is
+  // counted; whether the rest is a miss is for the caller to say, who may wait for another process.
   PyObject* get(int64_t index, bool allow_pickle);
   // Stores the sample of an index that was begun; ends the claim in any case.
   bridge::Filled put(int64_t index, PyObject* sample, bool allow_pickle);
   // What default_collate makes of these samples; nullptr without a Python error if one is not there
   // or they cannot be gathered. With `shared`, in memory that other processes can map.
-  // Of the samples, `fresh` were loaded just now and count as misses.
+  // Of the samples, `counted` were counted as they came; the others are hits.
   PyObject* collate(const std::vector<int64_t>& indices, int64_t threads, bool shared,
-                    uint64_t fresh);
+                    uint64_t counted);
   // Whether the stored sample differs from this one; nothing if it is not there.
   std::optional<bool> differs(int64_t index, PyObject* sample, bool allow_pickle);
 

@@ -162,12 +162,18 @@ PyObject* batch_copy(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* batch_sweep(PyObject*, PyObject*) {
+  bridge::drop_batch(nullptr);
+  Py_RETURN_NONE;
+}
+
 }  // namespace
 
 PyMethodDef batch_methods[] = {
     {"batch_ticket", batch_ticket, METH_O, nullptr},
     {"batch_tensor", batch_tensor, METH_VARARGS, nullptr},
     {"batch_copy", batch_copy, METH_VARARGS, nullptr},
+    {"batch_sweep", batch_sweep, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

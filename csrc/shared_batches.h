@@ -15,7 +15,8 @@ at::Tensor shared_batch(at::IntArrayRef sizes, caffe2::TypeMeta dtype);
 namespace python {
 
 // batch_ticket(tensor) -> what `batch_tensor`, or for a small one `batch_copy`, takes in another
-// process; None if the tensor is not a `shared_batch`. Up to an entry of nullptrs.
+// process; None if the tensor is not a `shared_batch`. batch_sweep() gives back the memory of
+// processes that have ended, as far as nobody here holds it. Up to an entry of nullptrs.
 extern PyMethodDef batch_methods[];
 
 }  // namespace python

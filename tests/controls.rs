@@ -78,8 +78,38 @@ fn forking_without_a_lock_of_the_childs_own_is_caught() {
 }
 
 #[test]
+fn registering_fork_handlers_at_the_first_use_is_caught() {
+    is_caught("LateForkHandler", "first-use", 5_000);
+}
+
+#[test]
 fn accepting_a_damaged_header_is_caught() {
     is_caught("SkipHeaderChecksum", "headers", 100_000);
+}
+
+#[test]
+fn copying_a_file_under_its_final_name_is_caught() {
+    is_caught("CopyInPlace", "files-killed", 1_000);
+}
+
+#[test]
+fn copying_what_somebody_else_is_copying_is_caught() {
+    is_caught("IgnoreFileLock", "files-once", 20);
+}
+
+#[test]
+fn removing_a_file_that_was_just_given_is_caught() {
+    is_caught("EvictInUse", "files-evicted", 1_000_000);
+}
+
+#[test]
+fn never_taking_over_a_file_is_caught() {
+    is_caught("NoTakeover", "files-dead", 20);
+}
+
+#[test]
+fn taking_a_file_from_a_living_copier_is_caught() {
+    is_caught("StealFromLiving", "files-stopped", 1);
 }
 
 #[test]

@@ -69,8 +69,48 @@ fn p10_children_forked_while_threads_run_all_work() {
 }
 
 #[test]
+fn p10_children_forked_during_the_first_use_all_work() {
+    holds("first-use", 300, 5_000);
+}
+
+#[test]
 fn p11_damaged_headers_are_refused() {
     holds("headers", 100_000, 1_000_000);
+}
+
+#[test]
+fn p14_files_are_whole_under_their_names_while_copiers_die() {
+    holds("files-killed", 150, 1_000);
+}
+
+#[test]
+fn files_are_copied_once_whoever_asks() {
+    holds("files-once", 20, 200);
+}
+
+#[test]
+fn p16_the_limit_holds_and_what_was_given_can_be_opened() {
+    holds("files-evicted", 30_000, 300_000);
+}
+
+#[test]
+fn p2_the_file_of_a_dead_copier_is_taken_over_and_its_room_comes_back() {
+    holds("files-dead", 20, 1_000);
+}
+
+#[test]
+fn p3_nobody_waits_for_a_stopped_copier_and_nobody_robs_it() {
+    holds("files-stopped", 2, 20);
+}
+
+#[test]
+fn p10_children_forked_while_threads_copy_all_work() {
+    holds("files-forks", 200, 1_000);
+}
+
+#[test]
+fn a_source_that_may_not_be_read_is_an_error_with_its_number() {
+    holds("files-unreadable", 1, 1);
 }
 
 /// Runs a torture with a tmpfs of 16 MiB over /dev/shm, in a mount namespace of its own.

@@ -1,4 +1,4 @@
-"""What the Python benchmarks share: interleaved timing and a table of targets.
+"""What the Python benchmarks share: interleaved timing, a table of targets, the main program.
 
 A single time on a shared machine says little: the clock rate and the neighbours change from
 second to second. So the sides of a comparison take turns inside one run, and what is reported is
@@ -7,6 +7,7 @@ the median of the ratios, one per round.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import os
@@ -16,7 +17,8 @@ import statistics
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -177,3 +179,57 @@ class Table:
         result = {"machine": machine(), "holds": self.holds, "rows": rows, "notes": self.notes}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+Section: TypeAlias = Callable[[Table, "tqdm[None]", int], None]
+"""Measures something in so many rounds and adds its rows to the table."""
+
+
+def run(
+    description: str,
+    sections: Mapping[str, Section],
+    paths_made: Iterable[str],
+    extra: Mapping[str, str] | None = None,
+) -> int:
+    """The main program of a benchmark: measures what the command line asks for, prints the table,
+    and returns the exit status. `extra` are sections that run only if their option is given, with
+    what the option says of itself; of `paths_made`, none may exist in the end."""
+    extra = extra or {}
+    usual = [name for name in sections if name not in extra]
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=usual, help="these parts only")
+    parser.add_argument("--rounds", type=int, default=15, help="how often the sides take turns")
+    for name, words in extra.items():
+        parser.add_argument(f"--with-{name}", dest=name, action="store_true", help=words)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="save the table here as well")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds is {options.rounds}, must be 1 or more")
+
+    chosen = list(options.only or usual) + [name for name in extra if getattr(options, name)]
+    # As in a DataLoader worker. With more, torch splits a copy of 150 KB over threads, and a row
+    # holds or not by whether another processor happens to be idle.
+    torch.set_num_threads(1)
+    print(machine_line(), flush=True)
+    random.seed(0)
+    torch.manual_seed(0)
+    table = Table()
+    for name in chosen:
+        with progress_bar(name) as progress:
+            try:
+                sections[name](table, progress, options.rounds)
+            except Exception as error:  # the other parts are still worth running
+                progress.clear()
+                traceback.print_exc()
+                table.not_run(name, error)
+        gc.collect()
+    left_out = [name for name in sections if name not in chosen]
+    if left_out:
+        ways = ", ".join(["--only", *(f"--with-{name}" for name in extra)])
+        table.notes.append(f"not asked for: {', '.join(left_out)} ({ways})")
+    for path in filter(os.path.exists, paths_made):
+        table.not_run("clean-up", RuntimeError(f"{path} was left behind"))
+    print(table.show())
+    if options.json:
+        table.save(options.json)
+    return 0 if table.holds else 1

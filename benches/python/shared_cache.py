@@ -5,7 +5,6 @@ python benches/python/shared_cache.py [--only hit fill ...] [--rounds N] [--with
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import io
@@ -20,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -29,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from measure import Side, Table, interleave, machine_line, progress_bar, show_seconds, timed
+from measure import Side, Table, interleave, run, show_seconds, timed
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
@@ -646,43 +644,6 @@ SECTIONS: dict[str, Callable[[Table, Any, int], None]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    choices = [name for name in SECTIONS if name != "demo"]
-    parser.add_argument("--only", nargs="+", choices=choices, help="these parts only")
-    parser.add_argument("--rounds", type=int, default=15, help="how often the sides take turns")
-    parser.add_argument("--with-demo", action="store_true", help="run examples/demo.py as well")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="save the table here as well")
-    options = parser.parse_args()
-    if options.rounds < 1:
-        parser.error(f"--rounds is {options.rounds}, must be 1 or more")
-
-    chosen = list(options.only or choices) + (["demo"] if options.with_demo else [])
-    # As in a DataLoader worker. With more, torch splits a copy of 150 KB over threads, and a row
-    # holds or not by whether another processor happens to be idle.
-    torch.set_num_threads(1)
-    print(machine_line(), flush=True)
-    random.seed(0)
-    torch.manual_seed(0)
-    table = Table()
-    for name in chosen:
-        with progress_bar(name) as progress:
-            try:
-                SECTIONS[name](table, progress, options.rounds)
-            except Exception as error:  # the other parts are still worth running
-                progress.clear()
-                traceback.print_exc()
-                table.not_run(name, error)
-    left_out = [name for name in SECTIONS if name not in chosen]
-    if left_out:
-        table.notes.append(f"not asked for: {', '.join(left_out)} (--only, --with-demo)")
-    for path in filter(os.path.exists, paths_made):
-        table.not_run("clean-up", RuntimeError(f"{path} was left behind"))
-    print(table.show())
-    if options.json:
-        table.save(options.json)
-    return 0 if table.holds else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    extra = {"demo": "run examples/demo.py as well"}
+    sys.exit(run(__doc__ or "", SECTIONS, paths_made, extra))

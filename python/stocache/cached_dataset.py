@@ -19,7 +19,8 @@ from stocache._fingerprint import fingerprint as fingerprint_of
 from stocache.planner import Plan, measure
 from stocache.sizes import parse_size, show_bytes
 
-# How long to wait for another process that is loading the same sample, before loading it too.
+# How long to wait at least for another process that is loading the same sample, before loading it
+# too. It is longer where loading takes longer (rust/core/src/store.rs).
 _PATIENCE_SECONDS = 0.5
 # Into how many regions "lru" divides the memory (rust/core/src/layout.rs).
 _LRU_REGIONS = 32
@@ -78,7 +79,9 @@ class CachedDatasetStats:
             f"{self.filled} of {self.dataset_len} samples in memory "
             f"({show_bytes(self.used_bytes)} of {show_bytes(self.data_bytes)}), "
             f"{self.hits} hits, {self.misses} misses ({self.hit_rate:.1%} hit rate), "
-            f"{self.seconds_saved:.3g} s of loading saved" + (", frozen" if self.frozen else "")
+            f"{self.seconds_saved:.3g} s of loading saved"
+            + (f", {self.too_large} too large to store" if self.too_large else "")
+            + (", frozen" if self.frozen else "")
         )
 
 
@@ -207,20 +210,19 @@ class CachedDataset(Dataset[Any]):
         missing = self._records.missing(places)
         loaded = dict(zip(missing, self._load_many([places[k] for k in missing]), strict=True))
         if self.transform is None and _collates_here(sys._getframe(1)):
-            batch = self.collated(places, fresh=len(missing))
+            batch = self.collated(places, counted=len(missing))
             if batch is not _C.MISS:
                 return Collated(batch)
         samples = [
             loaded[k] if k in loaded else self._get_or_load(place) for k, place in enumerate(places)
         ]
-        self._records.note(0, len(missing))
         return samples if self.transform is None else [self.transform(s) for s in samples]
 
-    def collated(self, places: Sequence[int], threads: int = 1, fresh: int = 0) -> Any:
+    def collated(self, places: Sequence[int], threads: int = 1, counted: int = 0) -> Any:
         """The batch as default_collate makes it, gathered natively. ``_C.MISS`` if a sample is not
-        in memory, or if these samples must be collated in Python. ``fresh`` of them were loaded
-        just now, and count as misses."""
-        return self._records.collate(places, threads, get_worker_info() is not None, fresh)
+        in memory, or if these samples must be collated in Python. ``counted`` of them were counted
+        as they came; the others are hits."""
+        return self._records.collate(places, threads, get_worker_info() is not None, counted)
 
     def _get_or_load(self, place: int) -> Any:
         sample = self._records.get(place, self._allow_pickle)
@@ -241,19 +243,18 @@ class CachedDataset(Dataset[Any]):
             )
         return place + self._length if place < 0 else place
 
-    def _load(self, index: int) -> Any:
-        """A sample that is not cached: loaded once per node, by whoever is first."""
+    def _load(self, index: int, asked_for: bool = True) -> Any:
+        """A sample that is not cached: loaded once per node, by whoever is first. If that is
+        another process it is a hit, otherwise a miss if the sample was ``asked_for``."""
         loader = self._records.begin(index)
         if loader == "other":
             self._records.wait(index, _PATIENCE_SECONDS)
-            sample = self._records.get(index, self._allow_pickle)
-            if sample is not _C.MISS:
-                return sample
             loader = self._records.begin(index)
-        elif loader == "nobody":  # somebody stored it just now
+        if loader == "nobody":  # somebody has stored it meanwhile
             sample = self._records.get(index, self._allow_pickle)
             if sample is not _C.MISS:
                 return sample
+        self._records.note(0, int(asked_for))
         began = time.perf_counter()
         try:
             sample = self.dataset[index]
@@ -277,6 +278,7 @@ class CachedDataset(Dataset[Any]):
                 if self._records.begin(index) == "mine":
                     mine.append(index)
             if mine:
+                self._records.note(0, len(mine))
                 began = time.perf_counter()
                 loaded = dict(zip(mine, together(mine), strict=True))
                 self._records.note_loads(len(mine), time.perf_counter() - began)
@@ -422,7 +424,7 @@ class _Loads(Dataset[None]):
 
     def __getitem__(self, index: int) -> None:
         if not self.cached._records.contains(index):
-            self.cached._load(index)
+            self.cached._load(index, asked_for=False)
 
 
 def _some(length: int, count: int) -> list[int]:

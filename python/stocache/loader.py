@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Subset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from stocache import _C
 from stocache.cached_dataset import CachedDataset, Collated
@@ -22,6 +25,8 @@ Place = Callable[[Sequence[int]], list[int]]
 
 # Batches from this size on are gathered by a thread while the one before is being used.
 _WORTH_A_THREAD = 1 << 20
+# So many. With one, nobody would gather while the training loop takes it and asks for the next.
+_AHEAD = 2
 
 
 def collate(samples: Any) -> Any:
@@ -54,6 +59,12 @@ class DataLoader(TorchDataLoader[Any]):
             return super().__iter__()
         return self._gather(cached, place)
 
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        if self.num_workers == 0:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return _WorkersIter(self)
+
     def _gather(self, cached: CachedDataset, place: Place) -> Iterator[Any]:
         threads = max(1, len(os.sched_getaffinity(0)))
         # As torch: pinned where there is something to pin for, and a number drawn for the workers,
@@ -79,12 +90,23 @@ class DataLoader(TorchDataLoader[Any]):
             yield from map(batch, order)
             return
         with ThreadPoolExecutor(1, "stocache-gather") as ahead:
-            coming: Future[Any] = ahead.submit(batch, first)
+            coming = deque([ahead.submit(batch, first)])
             for indices in order:
-                made = coming.result()
-                coming = ahead.submit(batch, indices)
-                yield made
-            yield coming.result()
+                coming.append(ahead.submit(batch, indices))
+                if len(coming) > _AHEAD:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+
+
+class _WorkersIter(_MultiProcessingDataLoaderIter):
+    """Gives back the memory of its workers when they have ended: later there may be nobody who
+    receives or drops a batch, which does the same."""
+
+    def _shutdown_workers(self) -> None:
+        super()._shutdown_workers()
+        if not sys.is_finalizing():
+            _C.batch_sweep()
 
 
 def _cached_source(dataset: Any) -> tuple[CachedDataset, Place] | None:

@@ -36,6 +36,8 @@ class Plan:
     """Bytes of one on average."""
     load_seconds: float
     """Seconds to load one on average."""
+    failed: str | None = None
+    """The sample that could not be loaded, if there was one: none were measured after it."""
 
     @property
     def dataset_bytes(self) -> float:
@@ -55,8 +57,8 @@ class Plan:
     def __str__(self) -> str:
         if not self.sampled:
             return (
-                f"Caching {self.dataset_len} samples in up to {show_bytes(self.memory)}; no sample "
-                "could be loaded yet, so what fits is not known."
+                f"Caching {self.dataset_len} samples in up to {show_bytes(self.memory)}; what fits "
+                f"is not known, because {self.failed or 'no sample was loaded yet'}."
             )
         sizes = (
             show_bytes(self.mean)
@@ -71,6 +73,7 @@ class Plan:
                 if self.fits == self.dataset_len
                 else f"{self.fits} fit: expect a hit rate of {self.hit_rate:.0%}."
             )
+            + (f" Measured: {self.sampled}, because {self.failed}." if self.failed else "")
         )
 
 
@@ -92,14 +95,17 @@ def measure(
     ``keep``."""
     length = len(dataset)
     sizes: list[int] = []
+    failed = None
     began = time.perf_counter()
     for k in range(min(_SAMPLES, length)):
         index = k * length // min(_SAMPLES, length)
         loading = time.perf_counter()
         try:
             sample = dataset[index]
-        except Exception:
-            break  # a dataset that cannot be read yet says so when it is used
+        except Exception as error:  # whoever asks for this sample is told as well
+            lines = str(error).splitlines() or [""]
+            failed = f"sample {index} cannot be loaded ({type(error).__name__}: {lines[0]})"
+            break
         took = time.perf_counter() - loading
         _, record = _C.codec_encode(sample, allow_pickle)
         keep(index, sample, took)
@@ -115,4 +121,5 @@ def measure(
         largest=max(sizes, default=0),
         mean=sum(sizes) / max(1, len(sizes)),
         load_seconds=seconds,
+        failed=failed,
     )

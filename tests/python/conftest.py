@@ -195,6 +195,27 @@ def make_cache():
         cache.close()
 
 
+@pytest.fixture
+def cached():
+    """CachedDataset without the start message; every one made here is closed after the test."""
+    made = []
+
+    def make(dataset, memory="32MiB", **options):
+        options.setdefault("verbose", False)
+        made.append(stocache.CachedDataset(dataset, memory, **options))
+        return made[-1]
+
+    yield make
+    for dataset in made:
+        dataset.close()
+
+
+@pytest.fixture
+def log(tmp_path):
+    """The file in which a source of sources.py notes its loads."""
+    return str(tmp_path / "loads")
+
+
 class Script:
     """A Python child that runs a script of its own, started fresh as a user's program would be."""
 

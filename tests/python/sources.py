@@ -3,14 +3,21 @@ workers import this module by name, so it holds no fixtures."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from array import array
-from collections import Counter
+from collections import Counter, namedtuple
 from pathlib import Path
 
 import torch
 from samples import complaint, whole
 from torch.utils.data import Dataset
+
+FORK = multiprocessing.get_context("fork")
+# What the index of a small dataset takes.
+INDEX = 80 << 10
+
+Point = namedtuple("Point", "x y")
 
 
 def words_of(idx: int, most: int) -> int:

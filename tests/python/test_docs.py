@@ -93,6 +93,7 @@ def test_the_files_in_scripts_md_print_what_is_shown(unique_name, run_script, tm
     assert late.stderr.splitlines()[-1].startswith("RuntimeError: no cache named ")
 
 
+TIFF = ["examples/tiff_files.py", "--images", "16", "--epochs", "2", "--wait", "2"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
@@ -102,10 +103,15 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         (["examples/cached_dataset.py"], "1000 of 1000 samples in memory"),
         (["examples/batch_dataset.py"], "hit"),
         ([*TORCHRUN, "examples/ddp_train.py"], "1024 samples stored for a dataset of 1024"),
+        (
+            [*TIFF, "--plot", "{tmp}/plot.png"],
+            "all runs computed the same losses, and every file was copied once",
+        ),
     ],
-    ids=["cached_dataset", "batch_dataset", "ddp_train"],
+    ids=["cached_dataset", "batch_dataset", "ddp_train", "tiff_files"],
 )
-def test_an_example_runs_without_a_warning(command, shown):
+def test_an_example_runs_without_a_warning(command, shown, tmp_path):
+    command = [part.replace("{tmp}", str(tmp_path)) for part in command]
     answer = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
@@ -125,3 +131,12 @@ def test_the_files_in_datasets_md_print_what_is_shown(unique_name, run_script):
         if name == "run.py":
             again = run_script(source).stdout
             assert again == "100 samples at the start, 0 loaded in this run\n"
+
+
+def test_the_files_in_files_md_print_what_is_shown(run_script):
+    files = files_of((ROOT / "docs" / "files.md").read_text())
+    assert list(files) == ["pictures.py", "changed.py", "pairs.py"]
+    for name, (source, shown) in files.items():
+        done = run_script(source)
+        assert done.stdout == shown, name
+        assert done.stderr == "" or "stocache" not in done.stderr, done.stderr

@@ -50,6 +50,49 @@ def test_the_name_goes_with_a_clean_exit(run_script, ending):
     assert name in path and not os.path.exists(path), f"left behind after: {ending}"
 
 
+WORKERS = """
+    import os, sys, stocache
+    from sources import Counted
+    from torch.utils.data import DataLoader
+
+    if __name__ == "__main__":
+        source = Counted(sys.argv[1], 16, words=64)
+        dataset = stocache.CachedDataset(source, "8MiB", backing="shm", verbose=False)
+        path = dataset.path
+        loader = DataLoader(
+            dataset, 4, num_workers=2, persistent_workers=True, multiprocessing_context=sys.argv[2]
+        )
+        for batch in loader:
+            pass
+        dataset.close()
+        assert os.path.exists(path), "it is the workers' as long as they live"
+        for batch in loader:
+            pass
+        print(path)
+"""
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_a_cache_closed_before_its_workers_end_leaves_no_name(run_script, tmp_path, context):
+    # workers end with os._exit, so nobody is left to remove the name but who closed it first
+    path = run_script(WORKERS, tmp_path / "loads", context).stdout.strip()
+    assert "stocache-" in path and not os.path.exists(path)
+
+
+def test_a_cache_that_another_program_still_uses_outlives_who_closed_it(
+    make_cache, run_script, unique_name
+):
+    cache = make_cache(limit_gib(8, 4), 8, (4,), torch.int64, name=unique_name(), backing="shm")
+    run_script(
+        """
+        import sys, stocache
+        stocache.SharedCache.join(sys.argv[1]).close()
+        """,
+        cache.name,
+    )
+    assert os.path.exists(cache.path)
+
+
 @pytest.mark.parametrize("remover", ["the next cache", "sweep"])
 def test_after_a_kill_of_all_at_most_one_object_is_left_until_the_next_start(run_script, remover):
     before = set(os.listdir("/dev/shm"))

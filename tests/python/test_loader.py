@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import multiprocessing
 import os
 import random
 import signal
 import sys
 import warnings
-from collections import Counter, namedtuple
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ import stocache
 import torch
 import torch.multiprocessing
 from samples import complaint, whole
-from sources import Counted, Fixed, Together, doubled, same, verified
+from sources import FORK, INDEX, Counted, Fixed, Point, Together, doubled, same, verified
 from stocache import _C
 from torch.utils.data import (
     BatchSampler,
@@ -31,33 +31,16 @@ from torch.utils.data import (
     default_collate,
 )
 
-FORK = multiprocessing.get_context("fork")
-INDEX = 80 << 10
 # Large enough to be sent as a ticket (16 KiB) and to be gathered into kept memory (64 KiB).
 WORDS = 4096
 
 
 @pytest.fixture
-def cached():
-    """CachedDataset without the start message; every one made here is closed after the test."""
-    made = []
-
-    def make(dataset, memory="32MiB", **options):
-        options.setdefault("verbose", False)
-        made.append(stocache.CachedDataset(dataset, memory, **options))
-        return made[-1]
-
-    yield make
-    for dataset in made:
-        dataset.close()
-
-
-@pytest.fixture
-def filled(cached, tmp_path):
+def filled(cached, log):
     """filled(length, words): a complete cache over Counted, and the source."""
 
     def make(length=64, words=WORDS, **options):
-        source = Counted(tmp_path / "loads", length, words=words)
+        source = Counted(log, length, words=words)
         dataset = cached(source, **options)
         dataset.warm(progress=False)
         return dataset, source
@@ -76,8 +59,6 @@ def check(batch, expected=None):
 
 
 # The same as default_collate
-
-Point = namedtuple("Point", "x y")
 
 
 def of_dtype(dtype):
@@ -422,8 +403,8 @@ def test_pinned_memory_without_an_accelerator_is_a_warning(filled, kind, workers
             check(batch, range(4 * n, 4 * n + 4))
 
 
-def test_a_cache_that_is_not_complete_is_filled_by_the_workers(cached, tmp_path):
-    source = Counted(tmp_path / "loads", 30, words=2048)
+def test_a_cache_that_is_not_complete_is_filled_by_the_workers(cached, log):
+    source = Counted(log, 30, words=2048)
     dataset = cached(source)
     dataset.warm(indices=range(7), progress=False)
     loader = stocache.DataLoader(dataset, 4, num_workers=2)
@@ -442,8 +423,8 @@ def test_a_cache_that_is_not_complete_is_filled_by_the_workers(cached, tmp_path)
 
 
 @pytest.mark.parametrize("policy", ["freeze", "lru"])
-def test_a_cache_that_is_too_small_gives_the_same_batches(cached, tmp_path, policy):
-    source = Counted(tmp_path / "loads", 60, words=256)
+def test_a_cache_that_is_too_small_gives_the_same_batches(cached, log, policy):
+    source = Counted(log, 60, words=256)
     dataset = cached(source, INDEX + (100 << 10), policy=policy)
     for kind in (DataLoader, stocache.DataLoader):
         for workers in (0, 2):
@@ -476,9 +457,9 @@ def test_a_transform_runs_on_every_sample_of_every_batch(filled, workers):
 @pytest.mark.parametrize("collate_fn", [stocache.collate, default_collate])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_source_that_loads_many_at_once_gets_the_misses_together(
-    cached, tmp_path, workers, collate_fn
+    cached, log, workers, collate_fn
 ):
-    source = Together(tmp_path / "loads", 32, words=64)
+    source = Together(log, 32, words=64)
     dataset = cached(source)
     dataset.warm(indices=[0, 9], progress=False)
     for _ in range(2):
@@ -728,15 +709,50 @@ def test_a_held_batch_survives_forks_on_both_sides(filled):
     del loader
 
 
+def mappings(pid="self"):
+    """How many batch buffers a process maps."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return sum("stocache-batch" in line for line in lines)
+
+
+@pytest.mark.parametrize("end", ["exhausted", "left early", "an error", "persistent"])
+def test_when_the_workers_end_only_batches_that_are_held_keep_memory(cached, log, end):
+    # the cache is never complete, so that workers make the batches
+    dataset = cached(Counted(log, 66, words=WORDS))
+    dataset.warm(indices=range(64), progress=False)
+    loader = stocache.DataLoader(
+        Subset(dataset, range(64)), 4, num_workers=2, persistent_workers=end == "persistent"
+    )
+    assert mappings() == 0
+    held = []
+    batches = iter(loader)
+    with contextlib.suppress(ZeroDivisionError):
+        for n, batch in enumerate(batches):
+            check(batch)
+            if n in (3, 4):
+                held.append(batch)
+            if n == 12 and end != "exhausted":
+                assert mappings() > 2, "buffers are kept for the next batches"
+                if end == "left early":
+                    break
+                if end == "an error":
+                    raise ZeroDivisionError
+    del batches, loader
+    # a batch that goes would take others with it, so this one stays until all was counted
+    held.append(batch)
+    assert mappings() == 3
+    for batch in held:
+        check(batch)
+    held.clear()
+    del batch
+    assert mappings() == 0
+
+
 def test_released_batches_do_not_pile_up(filled):
     dataset, _ = filled(64, WORDS)
     loader = DataLoader(
         dataset, 4, num_workers=1, collate_fn=stocache.collate, persistent_workers=True
     )
-
-    def mappings(pid="self"):
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-        return sum("stocache-batch" in line for line in lines)
 
     counts = []
     for _ in range(4):

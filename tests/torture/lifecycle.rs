@@ -156,3 +156,40 @@ pub fn forks_while_threads_run(run: &mut Run) -> Verdict {
     stocache::sweep();
     Ok(format!("{} children worked", run.count))
 }
+
+/// Forks while another thread opens the first cache of its process: every child must work. This
+/// process opens none, so each round is a first use.
+pub fn fork_during_first_use(run: &mut Run) -> Verdict {
+    const FORKS: u64 = 3;
+    let name = unique("first");
+    let use_one = |who: &str| {
+        let (cache, _) =
+            Cache::open(&request(&format!("{name}-{who}"), 4, 64)).expect("an open in a child");
+        cache.store(0, &[1; 64], true).expect("a store in a child");
+    };
+    for round in 0..run.count {
+        let wait = run.random.below(40_000);
+        let world = Child::fork(|| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| (0..5).for_each(|_| use_one("thread")));
+                (0..wait).for_each(|_| std::hint::spin_loop());
+                for _ in 0..FORKS {
+                    let child = Child::fork(|| use_one("child"));
+                    let status = child.wait_at_most(Duration::from_secs(10));
+                    if status != Ok(0) {
+                        eprintln!("round {round}: {status:?}");
+                        // SAFETY: ends this process here and now, whatever its thread does.
+                        unsafe { libc::_exit(1) };
+                    }
+                }
+            });
+        });
+        if world.wait() != 0 {
+            return Err(format!(
+                "round {round}: a child forked during the first use hangs or died"
+            ));
+        }
+    }
+    stocache::sweep();
+    Ok(format!("{} first uses", run.count))
+}

@@ -4,6 +4,7 @@
 //! 2 for a wrong call. tests/promises.rs runs it on the real build, tests/controls.rs on builds
 //! with one rule broken: there it must exit with something else than 0.
 
+mod files;
 mod full;
 mod headers;
 mod lifecycle;
@@ -42,13 +43,23 @@ fn main() -> ExitCode {
         "lifecycle" => lifecycle::cycles,
         "fork-detach" => lifecycle::fork_then_detach,
         "forks" => lifecycle::forks_while_threads_run,
+        "first-use" => lifecycle::fork_during_first_use,
         "records" => records::stable,
         "records-lru" => records::recycled,
+        "files-killed" => files::killed,
+        "files-once" => files::once,
+        "files-evicted" => files::evicted,
+        "files-dead" => files::dead,
+        "files-stopped" => files::stopped,
+        "files-forks" => files::forks,
+        "files-unreadable" => files::unreadable,
         "headers" => headers::mutated,
         "full" => full::mount,
         _ => {
             eprintln!(
-                "usage: torture tear-copies|tear-views|takeover|stopped|lifecycle|fork-detach|forks|records|records-lru|headers|full \
+                "usage: torture tear-copies|tear-views|takeover|stopped|lifecycle|fork-detach|forks|first-use|records|records-lru|\
+                 files-killed|files-once|files-evicted|files-dead|files-stopped|files-forks|\
+                 files-unreadable|headers|full \
                  [--count N] [--seed S]"
             );
             return ExitCode::from(2);

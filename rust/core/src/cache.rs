@@ -1,7 +1,7 @@
 //! The dense cache: one slot per sample of a dataset, loaded and stored by index.
 
 use crate::counters::{Count, Counters};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, frozen_reason};
 use crate::fault::{Fault, active};
 use crate::fork;
 use crate::known::Known;
@@ -403,7 +403,6 @@ impl Cache {
     }
 
     fn fill(&self, i: usize, lease: u8, bytes: &[u8]) -> Result<Store> {
-        use rustix::io::Errno;
         let slots = self.slots();
         if active(Fault::PublishEarly) {
             slots.publish(i, lease);
@@ -412,22 +411,11 @@ impl Cache {
         if let Err(errno) = self.segment.write(bytes, at) {
             slots.abandon(i, lease);
             self.counters().add(Count::Dropped, 1);
-            // These two speak of the caller, not of the space that all share.
-            return match errno {
-                Errno::FAULT => Err(Error::new(
-                    Kind::Argument,
-                    "the value's memory cannot be read; use an ordinary tensor",
-                )),
-                Errno::BADF => Err(Error::new(
-                    Kind::State,
-                    "this process closed a descriptor of the cache, which it does not own; \
-                     construct the cache after closing descriptors",
-                )),
-                _ => {
-                    self.frozen_by.store(errno.raw_os_error() as u32, Ordering::Relaxed);
-                    Ok(Store::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0))
-                }
-            };
+            if let Some(error) = Error::unwritable("value", errno) {
+                return Err(error);
+            }
+            self.frozen_by.store(errno.raw_os_error() as u32, Ordering::Relaxed);
+            return Ok(Store::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0));
         }
         if self.geometry().verify {
             self.checks()[i].store(slot_checksum(bytes), Ordering::Relaxed);
@@ -446,15 +434,9 @@ impl Cache {
 
     /// Why the cache froze, for the one warning.
     pub fn frozen_reason(&self) -> String {
-        let errno = self.frozen_by.load(Ordering::Relaxed) as i32;
-        format!(
-            "the cache {:?} is frozen with {} of {} slots filled: writing a sample failed ({}); training goes on, \
-             what is cached stays, what is not is loaded from the source",
-            self.segment.name(),
-            self.slots().filled(),
-            self.geometry().capacity,
-            std::io::Error::from_raw_os_error(errno)
-        )
+        let (filled, capacity) = (self.slots().filled(), self.geometry().capacity);
+        let state = format!(" with {filled} of {capacity} slots filled");
+        frozen_reason(self.segment.name(), &state, self.frozen_by.load(Ordering::Relaxed) as i32)
     }
 
     fn frozen(&self) -> &AtomicU32 {

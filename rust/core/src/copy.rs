@@ -34,6 +34,10 @@ pub(crate) fn version(stat: &Stat) -> (u64, u64) {
     (stat.st_size as u64, nanos.wrapping_add(stat.st_mtime_nsec))
 }
 
+pub(crate) fn is_file(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode).is_file()
+}
+
 /// A regular file's state; a folder or a device is none.
 pub(crate) fn stat_file(path: &Path) -> Result<Stat, Errno> {
     regular(rustix::fs::stat(path)?)
@@ -47,22 +51,31 @@ fn regular(stat: Stat) -> Result<Stat, Errno> {
     }
 }
 
-/// Copies `from` to `to`, which only its owner may read and which gets the source's time of change.
-pub(crate) fn copy(from: &Path, to: &Path, hashed: bool) -> Result<Copied, Trouble> {
-    let source = open_source(from).map_err(Trouble::Source)?;
-    let before = rustix::fs::fstat(&source).and_then(regular).map_err(Trouble::Source)?;
+/// Copies `from`, which must be in the state `wanted`, to `to`, which only its owner may read and
+/// which gets the source's time of change.
+pub(crate) fn copy(
+    from: &Path,
+    to: &Path,
+    wanted: (u64, u64),
+    hashed: bool,
+) -> Result<Copied, Trouble> {
+    let source = open_source(from).map_err(at_source)?;
+    let before = rustix::fs::fstat(&source).and_then(regular).map_err(at_source)?;
+    if version(&before) != wanted {
+        return Err(Trouble::Changed);
+    }
     let mode = Mode::RUSR | Mode::WUSR;
     let flags =
         OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let target = rustix::fs::openat(CWD, to, flags, mode).map_err(Trouble::Copy)?;
     rustix::fs::fchmod(&target, mode).map_err(Trouble::Copy)?; // whatever the umask says
     let (copied, hash) = if hashed {
-        by_hand(source.as_fd(), target.as_fd(), 0, true)?
+        by_hand(source.as_fd(), target.as_fd(), 0, wanted.0, true)?
     } else {
-        (in_kernel(source.as_fd(), target.as_fd(), before.st_size as u64)?, 0)
+        (in_kernel(source.as_fd(), target.as_fd(), wanted.0)?, 0)
     };
-    let after = rustix::fs::fstat(&source).map_err(Trouble::Source)?;
-    if version(&after) != version(&before) || copied != before.st_size as u64 {
+    let after = rustix::fs::fstat(&source).map_err(at_source)?;
+    if version(&after) != wanted || copied != wanted.0 {
         return Err(Trouble::Changed);
     }
     let times = Timestamps {
@@ -73,7 +86,17 @@ pub(crate) fn copy(from: &Path, to: &Path, hashed: bool) -> Result<Copied, Troub
         },
     };
     rustix::fs::futimens(&target, &times).map_err(Trouble::Copy)?;
-    Ok(Copied { version: version(&before), hash })
+    // A file system that rounds times cannot tell two states of a file apart.
+    match rustix::fs::fstat(&target) {
+        Ok(made) if version(&made) == wanted => Ok(Copied { version: wanted, hash }),
+        Ok(_) => Err(Trouble::Copy(Errno::OPNOTSUPP)),
+        Err(errno) => Err(Trouble::Copy(errno)),
+    }
+}
+
+/// A file that was replaced on its server is gone for who had it open.
+fn at_source(errno: Errno) -> Trouble {
+    if errno == Errno::STALE { Trouble::Changed } else { Trouble::Source(errno) }
 }
 
 /// Not blocking: what is opened may turn out to be a pipe.
@@ -96,26 +119,53 @@ fn in_kernel(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: u64) -> Result<u64,
         match rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), STEP) {
             Ok(0) => break, // some file systems say so where there is more
             Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) if is_lack_of_room(errno) => return Err(Trouble::Copy(errno)),
+            Err(errno) if is_lack_of_room(errno) || errno == Errno::FBIG => {
+                return Err(Trouble::Copy(errno));
+            }
             Err(_) => break, // not between these two, or an error that reading or writing explains
         }
     }
-    if read == size { Ok(size) } else { by_hand(from, to, read, false).map(|(copied, _)| copied) }
+    if read == size {
+        Ok(size)
+    } else {
+        by_hand(from, to, read, size, false).map(|(copied, _)| copied)
+    }
 }
 
 pub(crate) fn is_lack_of_room(errno: Errno) -> bool {
-    matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG)
+    matches!(errno, Errno::NOSPC | Errno::DQUOT)
 }
 
-/// Copies from `at` to the end. The length of all, and the hash of what was copied.
+/// Whether another file may well be written: this one has a name or a size that cannot be.
+pub(crate) fn is_about_one_file(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::FBIG
+            | Errno::NAMETOOLONG
+            | Errno::NOTDIR
+            | Errno::ISDIR
+            | Errno::EXIST
+            | Errno::NOTEMPTY
+            | Errno::ILSEQ
+            | Errno::INVAL
+            | Errno::LOOP
+    )
+}
+
+/// Copies from `at` to the end, which must be at `size`. The length of all, and the hash of what was
+/// copied.
 fn by_hand(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
     mut at: u64,
+    size: u64,
     hashed: bool,
 ) -> Result<(u64, u64), Trouble> {
     let mut hasher = hashed.then(Xxh3::new);
     read_all(from, &mut at, |part, at| {
+        if at + part.len() as u64 > size {
+            return Err(Trouble::Changed);
+        }
         if let Some(hasher) = &mut hasher {
             hasher.update(part);
         }
@@ -139,7 +189,7 @@ fn read_all(
                 *at += n as u64;
             }
             Err(Errno::INTR) => {}
-            Err(errno) => return Err(Trouble::Source(errno)),
+            Err(errno) => return Err(at_source(errno)),
         }
     }
 }

@@ -96,4 +96,33 @@ impl Error {
         };
         Self::new(kind, format!("{doing}: {errno}{remedy}"))
     }
+
+    /// What a failed write of `what` says of the caller; `None` if it speaks of the space that all
+    /// share.
+    #[cfg(not(loom))]
+    pub(crate) fn unwritable(what: &str, errno: rustix::io::Errno) -> Option<Self> {
+        use rustix::io::Errno;
+        match errno {
+            Errno::FAULT => Some(Self::new(
+                Kind::Argument,
+                format!("the {what}'s memory cannot be read; use ordinary tensors"),
+            )),
+            Errno::BADF => Some(Self::new(
+                Kind::State,
+                "this process closed a descriptor of the cache, which it does not own; \
+                 construct the cache after closing descriptors",
+            )),
+            _ => None,
+        }
+    }
+}
+
+/// Why a cache froze, for the one warning: `state` is what it was like, `errno` that of the write.
+#[cfg(not(loom))]
+pub(crate) fn frozen_reason(name: &str, state: &str, errno: i32) -> String {
+    format!(
+        "the cache {name:?} is frozen{state}: writing a sample failed ({}); training goes on, \
+         what is cached stays, what is not is loaded from the source",
+        std::io::Error::from_raw_os_error(errno)
+    )
 }

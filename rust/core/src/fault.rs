@@ -23,10 +23,16 @@ pub(crate) enum Fault {
     IgnoreEpoch,
     /// Empty a region without asking whether somebody is writing to it.
     RecycleInUse,
+    /// Copy a file that somebody else is copying.
+    IgnoreFileLock,
+    /// Copy a file under the name it will have.
+    CopyInPlace,
     /// Remove a file without asking whether somebody is about to open it.
     EvictInUse,
     /// Leave open segments as they are when the process forks.
     NoForkHandler,
+    /// Register the fork handlers at the first use instead of as the library is loaded.
+    LateForkHandler,
 }
 
 #[cfg(feature = "faults")]

@@ -10,14 +10,17 @@ use std::path::Path;
 /// Removes `path` if it still names `file`. Call it with the exclusive lock held: by the rules
 /// above nobody else can then remove or replace the name.
 pub(crate) fn unlink_same(file: BorrowedFd<'_>, path: &Path) -> bool {
-    let same =
-        |a: rustix::fs::Stat, b: rustix::fs::Stat| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino);
     match (rustix::fs::fstat(file), rustix::fs::lstat(path)) {
-        (Ok(ours), Ok(named)) if ours.st_nlink > 0 && same(ours, named) => {
+        (Ok(ours), Ok(named)) if ours.st_nlink > 0 && is_same(&ours, &named) => {
             rustix::fs::unlink(path).is_ok()
         }
         _ => false,
     }
+}
+
+/// Whether two looks met one file.
+pub(crate) fn is_same(a: &rustix::fs::Stat, b: &rustix::fs::Stat) -> bool {
+    (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 }
 
 /// Opens what is at `path` if it can only be a segment of ours; `None` if nothing is there.
@@ -37,7 +40,7 @@ pub(crate) fn open_checked(path: &Path) -> std::result::Result<Option<OwnedFd>, 
     let opened =
         rustix::fs::fstat(&file).map_err(|errno| format!("cannot look at it ({errno})"))?;
     // Replaced between the two looks: whatever it is now, it is not what was checked.
-    if (opened.st_dev, opened.st_ino) != (stat.st_dev, stat.st_ino) {
+    if !is_same(&opened, &stat) {
         return Ok(None);
     }
     Ok(Some(file))

@@ -8,8 +8,10 @@
 //!       lock         which tables of files are in use (see `Domain`)
 //! ```
 //!
-//! A copy is made in `parts` and renamed when it is whole, so that no name ever shows half a file. It
-//! carries the source's time of change: size and time tell whether it is still what the source has.
+//! A copy is made in `parts`, and when it is whole it is written down as ours (journal, table), and
+//! only then renamed. So no name ever shows half a file, and there is no file of ours that nobody
+//! knows of. It carries the source's time of change: size and time tell whether it is still what the
+//! source has.
 //! What all processes of the node must agree upon is in shared memory (table.rs): who is copying,
 //! what was compared with its source already, what was used last and by whom.
 //!
@@ -18,11 +20,15 @@
 //! job: the path of the source is served instead. What goes wrong at the source is the caller's to
 //! know, unless there is a copy.
 
-use crate::copy::{self, Copied, Trouble, copy, is_lack_of_room, stat_file};
+use crate::copy::{
+    self, Copied, Trouble, copy, is_about_one_file, is_lack_of_room, stat_file, version,
+};
 use crate::counters::Count;
 use crate::error::{Error, Kind, Result};
+use crate::fault::{Fault, active as broken};
 use crate::journal::Kept;
-use crate::near::{Near, as_path, key, private_folder, with_slash};
+use crate::near::{Near, Victims, as_path, can_be_ours, key, private_folder, with_slash};
+use crate::shelf::Shelf;
 use crate::table::{CHECKED, EVICTING, Locked, OWNED};
 use rustix::fs::Stat;
 use rustix::io::Errno;
@@ -30,7 +36,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -45,6 +51,8 @@ const VANISHED: u64 = 4;
 const FOREIGN: u64 = 8;
 const UNSHARED: u64 = 16;
 const BACKGROUND: u64 = 32;
+const MANY: u64 = 64;
+const ODD: u64 = 128;
 
 /// When a copy is compared with its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,8 +140,8 @@ pub struct FileCache {
     /// The source as it stands before a name.
     source: Vec<u8>,
     near: std::result::Result<Near, String>,
-    /// What to tell people next; a boxed text.
-    news: AtomicPtr<String>,
+    /// What to tell people next.
+    news: Shelf<String>,
 }
 
 impl FileCache {
@@ -148,8 +156,7 @@ impl FileCache {
         let folder = options.cache.join(name);
         let near = Near::open(&folder, &options);
         let source = with_slash(source);
-        let news = AtomicPtr::new(std::ptr::null_mut());
-        Ok(Arc::new(Self { options, folder, source, near, news }))
+        Ok(Arc::new(Self { options, folder, source, near, news: Shelf::new() }))
     }
 
     /// Why nothing is cached, if that is so.
@@ -187,14 +194,14 @@ impl FileCache {
         }
         let path = near.path(name);
         let there = rustix::fs::lstat(as_path(&path)).ok()?;
-        if copy::version(&there) != entry.version() {
+        if version(&there) != entry.version() {
             return None;
         }
-        if self.options.check == Check::Always
-            && stat_file(as_path(&self.source_of(name)))
-                .is_ok_and(|stat| copy::version(&stat) != entry.version())
-        {
-            return None;
+        if self.options.check == Check::Always {
+            let far = stat_file(as_path(&self.source_of(name))).ok()?;
+            if version(&far) != entry.version() {
+                return None;
+            }
         }
         entry.touch(now());
         Some(path)
@@ -224,7 +231,16 @@ impl FileCache {
 
     /// Sees to it that there is a right copy, alone or by waiting for who does.
     fn provide(&self, near: &Near, name: &[u8]) -> Result<Provided> {
-        let Some(i) = near.table.find_or_add(key(name)) else { return Ok(Provided::Not) };
+        let Some(i) = near.table.find_or_add(key(name)) else {
+            self.tell(near, MANY, || {
+                format!(
+                    "{} was opened for fewer files than are asked for; those that are new to it are \
+                     read from the source until all processes that use it have ended",
+                    self.folder.display()
+                )
+            });
+            return Ok(Provided::Not);
+        };
         if !near.table.give_out(i) {
             return Ok(Provided::Not);
         }
@@ -253,8 +269,12 @@ impl FileCache {
         near.table.unreserve(lock);
         let path = near.path(name);
         let there = rustix::fs::lstat(as_path(&path)).ok();
-        let known = there.as_ref().filter(|stat| copy::version(stat) == entry.version());
-        let ours = entry.flags() & OWNED != 0;
+        let known = there.as_ref().filter(|stat| version(stat) == entry.version());
+        let mut ours = entry.flags() & OWNED != 0;
+        if ours && there.as_ref().is_some_and(|stat| !can_be_ours(stat)) {
+            near.forget(lock, name); // another took its place
+            ours = false;
+        }
         let hit = || {
             entry.raise(CHECKED);
             entry.touch(now());
@@ -279,18 +299,23 @@ impl FileCache {
             }
             Err(errno) => return Err(source_error(&source, errno)),
         };
-        let right = there.as_ref().filter(|stat| copy::version(stat) == copy::version(&far));
-        if let Some(right) = right
-            && self.is_unharmed(lock, near, &path, ours)
-        {
-            if !ours && crate::file::check_private(right).is_ok() {
-                // A copy of ours whose record was lost.
-                self.own(near, lock, name, Copied { version: copy::version(&far), hash: 0 });
+        let same = |stat: &&Stat| copy::is_file(stat) && version(stat) == version(&far);
+        let right = there.as_ref().filter(same);
+        if right.is_some() && self.is_unharmed(lock, near, &path, ours) {
+            if !ours {
+                entry.set_version(version(&far));
+            } else if known.is_none() {
+                // Replaced by processes with another table (see `Domain`).
+                let kept = Kept { version: version(&far), hash: 0 };
+                near.table.own(lock, kept.version, kept.hash);
+                let _lost = near.journal.keep(name, kept);
             }
-            entry.set_version(copy::version(&far));
             return hit();
         }
         if there.is_some() && !ours {
+            if !near.table.is_recalled() {
+                return Ok(Provided::Not); // whose it is will be known soon
+            }
             self.tell(near, FOREIGN, || {
                 format!(
                     "{} is not the source's file, and stocache did not make it; the source is used \
@@ -317,47 +342,55 @@ impl FileCache {
     /// Copies the file, if there is room for it and a way to write.
     fn make(&self, near: &Near, lock: &Locked<'_>, name: &[u8], far: &Stat) -> Result<Provided> {
         let table = &near.table;
-        if now() < table.resume_at().load(Ordering::Relaxed) {
+        // A time that is too far off was set by another clock.
+        let left = table.resume_at().load(Ordering::Relaxed).saturating_sub(now());
+        if (1..=REST.as_nanos() as u64).contains(&left) {
             return Ok(Provided::Not);
         }
-        let source = self.source_of(name);
-        let part = near.parts.join(format!("{:x}-{}", near.domain.id, lock.i));
-        let mut bytes = far.st_size as u64;
+        let (source, path) = (self.source_of(name), near.path(name));
+        if let Some(parent) = as_path(&path).parent()
+            && let Err(error) = private_folder(parent)
+        {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            return Ok(self.give_up(near, lock, name, errno));
+        }
+        let part = if broken(Fault::CopyInPlace) {
+            as_path(&path).to_path_buf()
+        } else {
+            near.part(lock.i)
+        };
+        let mut wanted = version(far);
         for _ in 0..TRIES {
-            if !self.make_room(near, lock, bytes) {
-                return Ok(Provided::Not);
+            match self.make_room(near, lock, wanted.0) {
+                Ok(true) => {}
+                Ok(false) => return Ok(Provided::Not),
+                Err(errno) => return Ok(self.give_up(near, lock, name, errno)),
             }
             let began = Instant::now();
-            match copy(as_path(&source), &part, self.options.hashed) {
+            match copy(as_path(&source), &part, wanted, self.options.hashed) {
                 Ok(copied) => {
-                    return match self.publish(near, &part, name) {
-                        Ok(()) => {
-                            let counters = table.counters();
-                            counters.add(Count::Fills, 1);
-                            counters.add(Count::Bytes, copied.version.0);
-                            counters.add(Count::LoadNanos, began.elapsed().as_nanos() as u64);
-                            self.own(near, lock, name, copied);
-                            let entry = table.entry(lock.i);
-                            entry.touch(now());
-                            entry.raise(CHECKED);
-                            Ok(Provided::Made)
-                        }
-                        Err(errno) => Ok(self.rest(near, lock, &part, errno)),
-                    };
+                    if let Err(errno) = self.publish(near, lock, &part, name, copied) {
+                        return Ok(self.give_up(near, lock, name, errno));
+                    }
+                    let counters = table.counters();
+                    counters.add(Count::Fills, 1);
+                    counters.add(Count::Bytes, copied.version.0);
+                    counters.add(Count::LoadNanos, began.elapsed().as_nanos() as u64);
+                    return Ok(Provided::Made);
                 }
                 Err(Trouble::Changed) => {
                     table.unreserve(lock);
-                    bytes = stat_file(as_path(&source))
-                        .map_err(|errno| source_error(&source, errno))?
-                        .st_size as u64;
+                    match stat_file(as_path(&source)) {
+                        Ok(far) => wanted = version(&far),
+                        Err(errno) => return Err(self.lose(near, lock, &source, errno)),
+                    }
                 }
-                Err(Trouble::Source(errno)) => {
+                Err(Trouble::Source(errno)) => return Err(self.lose(near, lock, &source, errno)),
+                // Somebody removed the folder.
+                Err(Trouble::Copy(Errno::NOENT)) if private_folder(&near.parts).is_ok() => {
                     table.unreserve(lock);
-                    table.counters().add(Count::Dropped, 1);
-                    let _gone = rustix::fs::unlink(&part);
-                    return Err(source_error(&source, errno));
                 }
-                Err(Trouble::Copy(errno)) => return Ok(self.rest(near, lock, &part, errno)),
+                Err(Trouble::Copy(errno)) => return Ok(self.give_up(near, lock, name, errno)),
             }
         }
         let _gone = rustix::fs::unlink(&part);
@@ -365,34 +398,57 @@ impl FileCache {
         Ok(Provided::Not) // it is being written all the time
     }
 
-    /// Gives the whole copy its name.
-    fn publish(&self, near: &Near, part: &Path, name: &[u8]) -> rustix::io::Result<()> {
-        let path = near.path(name);
-        let path = as_path(&path);
-        match rustix::fs::rename(part, path) {
-            Err(Errno::NOENT) => {
-                if let Some(parent) = path.parent() {
-                    private_folder(parent)
-                        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-                }
-                rustix::fs::rename(part, path)
-            }
-            done => done,
-        }
-    }
-
-    fn own(&self, near: &Near, lock: &Locked<'_>, name: &[u8], copied: Copied) {
+    /// Gives the whole copy its name. It is noted before that: who dies in between leaves a note of
+    /// a file that is not there, and not a file that nobody knows.
+    fn publish(
+        &self,
+        near: &Near,
+        lock: &Locked<'_>,
+        part: &Path,
+        name: &[u8],
+        copied: Copied,
+    ) -> rustix::io::Result<()> {
+        let entry = near.table.entry(lock.i);
+        let before = (entry.flags() & OWNED != 0)
+            .then(|| Kept { version: entry.version(), hash: entry.hash() });
+        near.journal.keep(name, Kept { version: copied.version, hash: copied.hash })?;
         near.table.own(lock, copied.version, copied.hash);
-        // A record that cannot be written is made up for when the file is asked for again.
-        let kept = Kept { version: copied.version, hash: copied.hash };
-        let _lost = near.table.exclusively(|| near.journal.keep(name, kept));
+        if let Err(errno) = rustix::fs::rename(part, as_path(&near.path(name))) {
+            match before {
+                Some(kept) => {
+                    near.table.own(lock, kept.version, kept.hash);
+                    let _lost = near.journal.keep(name, kept);
+                }
+                None => near.forget(lock, name),
+            }
+            return Err(errno);
+        }
+        entry.touch(now());
+        entry.raise(CHECKED);
+        Ok(())
     }
 
-    /// After a write failed: nothing more is written for a while, and people are told once.
-    fn rest(&self, near: &Near, lock: &Locked<'_>, part: &Path, errno: Errno) -> Provided {
-        let _gone = rustix::fs::unlink(part);
+    /// After the source could not be read.
+    fn lose(&self, near: &Near, lock: &Locked<'_>, source: &[u8], errno: Errno) -> Error {
+        let _gone = rustix::fs::unlink(near.part(lock.i));
         near.table.unreserve(lock);
         near.table.counters().add(Count::Dropped, 1);
+        source_error(source, errno)
+    }
+
+    /// After a write failed: nothing more is written for a while, unless it was this file's fault,
+    /// and people are told once.
+    fn give_up(&self, near: &Near, lock: &Locked<'_>, name: &[u8], errno: Errno) -> Provided {
+        let _gone = rustix::fs::unlink(near.part(lock.i));
+        near.table.unreserve(lock);
+        near.table.counters().add(Count::Dropped, 1);
+        if is_about_one_file(errno) {
+            self.tell(near, ODD, || {
+                let path = lossy(&near.path(name));
+                format!("{path} cannot be made: {errno}; its source is used instead")
+            });
+            return Provided::Not;
+        }
         near.table.resume_at().store(now() + REST.as_nanos() as u64, Ordering::Relaxed);
         let (what, remedy) = if is_lack_of_room(errno) {
             (FULL, "free some space or set limit=")
@@ -412,29 +468,33 @@ impl FileCache {
 
     // Room
 
-    /// Sets `bytes` aside for a file, removing others if that is allowed and needed.
-    fn make_room(&self, near: &Near, lock: &Locked<'_>, bytes: u64) -> bool {
-        let table = &near.table;
-        let Some(limit) = self.options.limit else {
-            table.reserve(lock, bytes);
-            return true;
-        };
-        if bytes > limit {
+    /// Sets `bytes` aside for a file, removing others if that is allowed and needed. An error if they
+    /// cannot be removed.
+    fn make_room(&self, near: &Near, lock: &Locked<'_>, bytes: u64) -> rustix::io::Result<bool> {
+        let (table, entry) = (&near.table, near.table.entry(lock.i));
+        let limit = self.options.limit.unwrap_or(u64::MAX);
+        if bytes > limit || crate::space::check_file_size(bytes).is_err() {
             table.counters().add(Count::TooLarge, 1);
-            return false;
+            return Ok(false);
         }
-        table.reserve(lock, bytes);
+        // What it takes already is going to be replaced.
+        let before = if entry.flags() & OWNED != 0 { entry.version().0 } else { 0 };
+        table.reserve(lock, bytes.saturating_sub(before));
         while table.bytes() > limit {
-            if !self.options.evict || !self.evict_one(near) {
+            if near.reclaim(false) {
+                continue;
+            }
+            let gained = if self.options.evict { self.evict_one(near) } else { Ok(false) };
+            if gained != Ok(true) {
                 table.unreserve(lock);
-                return false;
+                return gained;
             }
         }
-        true
+        Ok(true)
     }
 
     /// Removes the file that was not used for longest. False if there is none to remove.
-    fn evict_one(&self, near: &Near) -> bool {
+    fn evict_one(&self, near: &Near) -> rustix::io::Result<bool> {
         if !near.domain.is_alone() {
             self.tell(near, UNSHARED, || {
                 format!(
@@ -443,26 +503,33 @@ impl FileCache {
                     self.folder.display()
                 )
             });
-            return false;
+            return Ok(false);
         }
-        let mut fresh = Vec::new();
-        let mut kept = near.victims.try_lock().ok();
-        let victims = kept.as_deref_mut().unwrap_or(&mut fresh);
+        // Who finds the list in another thread's hands makes another one.
+        let mut victims = near.victims.take().unwrap_or_default();
+        let gained = Self::remove_one_of(near, &mut victims);
+        let _there_is_one = near.victims.put(victims);
+        gained
+    }
+
+    fn remove_one_of(near: &Near, victims: &mut Victims) -> rustix::io::Result<bool> {
         let mut looked = false;
         loop {
             let Some((used, name)) = victims.pop() else {
                 if looked {
-                    return false;
+                    return Ok(false);
                 }
                 looked = true;
-                near.return_reservations_of_the_dead();
+                if near.reclaim(true) {
+                    return Ok(true);
+                }
                 *victims = near.look_out();
                 continue;
             };
             let Some(i) = near.table.find(key(&name)) else { continue };
-            if near.table.entry(i).used() == used && near.remove(i, &name) {
+            if near.table.entry(i).used() == used && near.remove(i, &name)? {
                 near.table.counters().add(Count::Evicted, 1);
-                return true;
+                return Ok(true);
             }
         }
     }
@@ -476,18 +543,18 @@ impl FileCache {
     }
 
     fn put_news(&self, text: String) {
-        let before = take_text(self.news.swap(std::ptr::null_mut(), Ordering::AcqRel));
-        let text = before.map_or(text.clone(), |before| format!("{before}\n{text}"));
-        let text = Box::into_raw(Box::new(text));
-        drop(take_text(self.news.swap(text, Ordering::AcqRel)));
+        let mut text = Box::new(text);
+        while let Err(back) = self.news.put(text) {
+            text = back;
+            if let Some(before) = self.news.take() {
+                *text = format!("{before}\n{text}");
+            }
+        }
     }
 
     /// What happened that people should know, each once per node.
     pub fn take_news(&self) -> Option<String> {
-        if self.news.load(Ordering::Relaxed).is_null() {
-            return None;
-        }
-        take_text(self.news.swap(std::ptr::null_mut(), Ordering::AcqRel))
+        if self.news.is_empty() { None } else { self.news.take().map(|text| *text) }
     }
 
     // In the background
@@ -504,7 +571,7 @@ impl FileCache {
         {
             return self.fetch(name);
         }
-        crate::pool::submit(self.clone(), name.to_vec());
+        crate::pool::submit(self, name);
         Ok(self.pass(near, name))
     }
 
@@ -527,7 +594,7 @@ impl FileCache {
             let entry = near.table.entry(i);
             entry.flags() & (OWNED | CHECKED) != 0
                 && rustix::fs::lstat(as_path(&near.path(name)))
-                    .is_ok_and(|stat| copy::version(&stat) == entry.version())
+                    .is_ok_and(|stat| version(&stat) == entry.version())
         })
     }
 
@@ -546,6 +613,9 @@ impl FileCache {
         check_name(name)?;
         let Ok(near) = &self.near else { return Ok(Verdict::Absent) };
         let Some(i) = near.table.find_or_add(key(name)) else { return Ok(Verdict::Absent) };
+        if !near.table.is_seen() {
+            return Ok(Verdict::Absent);
+        }
         let lock = loop {
             match near.table.lock(i) {
                 Some(lock) => break lock,
@@ -564,7 +634,8 @@ impl FileCache {
         if found == wanted {
             return Ok(Verdict::Same);
         }
-        if entry.flags() & OWNED != 0 && rustix::fs::unlink(as_path(&path)).is_ok() {
+        let ours = rustix::fs::lstat(as_path(&path)).is_ok_and(|stat| can_be_ours(&stat));
+        if ours && entry.flags() & OWNED != 0 && rustix::fs::unlink(as_path(&path)).is_ok() {
             near.forget(&lock, name);
         }
         Ok(Verdict::Differs)
@@ -573,8 +644,9 @@ impl FileCache {
     /// Removes all copies that are ours and that nobody is about to use; says how many.
     pub fn clear(&self) -> u64 {
         let Ok(near) = &self.near else { return 0 };
-        let remove =
-            |name: &Vec<u8>| near.table.find(key(name)).is_some_and(|i| near.remove(i, name));
+        let remove = |name: &Vec<u8>| {
+            near.table.find(key(name)).is_some_and(|i| near.remove(i, name) == Ok(true))
+        };
         near.names().iter().filter(|name| remove(name)).count() as u64
     }
 
@@ -599,24 +671,12 @@ impl FileCache {
     }
 }
 
-impl Drop for FileCache {
-    fn drop(&mut self) {
-        drop(take_text(self.news.swap(std::ptr::null_mut(), Ordering::AcqRel)));
-    }
-}
-
-/// Texts under way to people. The pointer owns a box.
-#[allow(unsafe_code)] // a box behind an atomic pointer
-fn take_text(text: *mut String) -> Option<String> {
-    // SAFETY: made by Box::into_raw in `put_news`, and swapped out, so nobody else has it.
-    (!text.is_null()).then(|| *unsafe { Box::from_raw(text) })
-}
-
 fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn now() -> u64 {
+/// Nanoseconds of the clock.
+pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |t| t.as_nanos() as u64)
 }
 
@@ -640,3 +700,6 @@ fn check_name(name: &[u8]) -> Result<()> {
 fn source_error(path: &[u8], errno: Errno) -> Error {
     Error::new(Kind::Errno(errno.raw_os_error()), lossy(path))
 }
+
+#[cfg(test)]
+mod tests;

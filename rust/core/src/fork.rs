@@ -18,8 +18,36 @@
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
-use std::sync::{Arc, Once};
+
+/// `at_load!(name, body)` makes a function `name` that runs `body` once, and has it called as the
+/// library is loaded. Who relies on `body` calls `name` too: that keeps the linker from leaving
+/// out the entry, and serves programs that are linked in other ways.
+///
+/// Fork handlers belong here. At the first use it would be too late: a fork that another thread has
+/// begun does not run handlers that come later, and its child could find a lock held for ever.
+macro_rules! at_load {
+    ($name:ident, $body:block) => {
+        extern "C" fn $name() {
+            #[used]
+            #[unsafe(link_section = ".init_array")]
+            static AT_LOAD: extern "C" fn() = at_load;
+            extern "C" fn at_load() {
+                if !crate::fault::active(crate::fault::Fault::LateForkHandler) {
+                    $name();
+                }
+            }
+            static ONCE: std::sync::Once = std::sync::Once::new();
+            std::hint::black_box(&AT_LOAD);
+            ONCE.call_once(|| $body);
+        }
+    };
+}
+pub(crate) use at_load;
+
+/// Deals with the name of a segment; says what to try again at exit if it was still in use.
+pub(crate) type OnRelease = fn(&Anchor) -> Option<fn()>;
 
 /// The process-local side of one open segment: all that a fork must put right.
 pub(crate) struct Anchor {
@@ -42,7 +70,7 @@ pub(crate) struct Anchor {
     /// Taken off the registry; the name was dealt with.
     pub(crate) retired: AtomicBool,
     /// What to do with the name when this process lets go of the segment.
-    pub(crate) on_release: fn(&Anchor),
+    pub(crate) on_release: OnRelease,
     /// The file's path, NUL-terminated, if it has one that we may remove.
     pub(crate) path: Option<std::ffi::CString>,
 }
@@ -52,7 +80,7 @@ impl Anchor {
         fd: RawFd,
         file: (u64, u64),
         path: Option<std::ffi::CString>,
-        on_release: fn(&Anchor),
+        on_release: OnRelease,
     ) -> Self {
         Self {
             fd,
@@ -78,10 +106,9 @@ impl Anchor {
     }
 
     /// Deals with the name, once.
-    pub(crate) fn release(&self) {
-        if !self.retired.swap(true, Ordering::AcqRel) && self.is_ours() {
-            (self.on_release)(self);
-        }
+    fn release(&self) -> Option<fn()> {
+        let first = !self.retired.swap(true, Ordering::AcqRel);
+        (first && self.is_ours()).then(|| (self.on_release)(self)).flatten()
     }
 }
 
@@ -137,8 +164,14 @@ impl<T> Drop for ForkGuard<'_, T> {
     }
 }
 
-/// The open segments of this process.
-static ANCHORS: ForkLock<Vec<Arc<Anchor>>> = ForkLock::new(Vec::new());
+/// The segments of this process.
+struct Anchors {
+    open: Vec<Arc<Anchor>>,
+    /// Set once a segment was let go while others used it: to be called at exit.
+    again: Option<fn()>,
+}
+
+static ANCHORS: ForkLock<Anchors> = ForkLock::new(Anchors { open: Vec::new(), again: None });
 /// Other fork-safe tables take their lock around a fork too, after `ANCHORS`.
 static OPEN: ForkLock<Vec<OpenCache>> = ForkLock::new(Vec::new());
 static PROCESS: AtomicU32 = AtomicU32::new(0);
@@ -198,22 +231,22 @@ pub(crate) fn process() -> u32 {
 
 /// Keeps this process from forking while it is held. A child that is forked between the opening of
 /// a segment's file and its registration would share the open file description unknowingly.
-pub(crate) struct Unforked(ForkGuard<'static, Vec<Arc<Anchor>>>);
+pub(crate) struct Unforked(ForkGuard<'static, Anchors>);
 
-/// Waits for forks that are under way, and holds up others.
-pub(crate) fn hold() -> Unforked {
-    static HANDLERS: Once = Once::new();
-    HANDLERS.call_once(|| {
-        if crate::fault::active(crate::fault::Fault::NoForkHandler) {
-            return;
-        }
+at_load!(register, {
+    if !crate::fault::active(crate::fault::Fault::NoForkHandler) {
         // SAFETY: the handlers are plain functions that live as long as the library, which is
         // never unloaded, and do only what is allowed between fork and exec.
         unsafe {
             libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
             libc::atexit(exit);
         }
-    });
+    }
+});
+
+/// Waits for forks that are under way, and holds up others.
+pub(crate) fn hold() -> Unforked {
+    register();
     process();
     Unforked(ANCHORS.lock())
 }
@@ -221,15 +254,15 @@ pub(crate) fn hold() -> Unforked {
 impl Unforked {
     /// From now on, forks and the exit of the process take care of this segment.
     pub(crate) fn register(mut self, anchor: Arc<Anchor>) {
-        self.0.push(anchor);
+        self.0.open.push(anchor);
     }
 }
 
 /// Ends what `register` began: deals with the name and closes the descriptor.
 pub(crate) fn close(anchor: &Arc<Anchor>) {
     let mut anchors = ANCHORS.lock();
-    anchors.retain(|a| !Arc::ptr_eq(a, anchor));
-    anchor.release();
+    anchors.open.retain(|a| !Arc::ptr_eq(a, anchor));
+    anchors.again = anchors.again.or(anchor.release());
     if anchor.is_ours() {
         // SAFETY: opened for this anchor, owned by its segment alone, used by nobody after this.
         unsafe { libc::close(anchor.fd) };
@@ -238,7 +271,7 @@ pub(crate) fn close(anchor: &Arc<Anchor>) {
 
 extern "C" fn prepare() {
     let anchors = ANCHORS.lock();
-    for anchor in anchors.iter() {
+    for anchor in &anchors.open {
         let spare = if anchor.is_ours() { reopen(anchor.fd) } else { -1 };
         anchor.spare.store(spare, Ordering::Relaxed);
     }
@@ -249,7 +282,7 @@ extern "C" fn prepare() {
 extern "C" fn parent() {
     OPEN.unlock();
     let anchors = held_anchors();
-    for anchor in anchors.iter() {
+    for anchor in &anchors.open {
         match anchor.spare.swap(-1, Ordering::Relaxed) {
             -1 => anchor.inherited.store(true, Ordering::Relaxed),
             // SAFETY: a descriptor opened by `prepare`, not known to anybody else.
@@ -263,7 +296,7 @@ extern "C" fn child() {
     let anchors = held_anchors();
     // SAFETY: getpid cannot fail and is async-signal-safe.
     PROCESS.store(unsafe { libc::getpid() } as u32, Ordering::Relaxed);
-    for anchor in anchors.iter() {
+    for anchor in &anchors.open {
         match anchor.spare.swap(-1, Ordering::Relaxed) {
             -1 => anchor.inherited.store(true, Ordering::Relaxed),
             spare => {
@@ -285,14 +318,23 @@ extern "C" fn child() {
 
 /// At a normal exit objects may never be dropped (globals of an interpreter), the name must go
 /// all the same. Views may still be read by other threads, so nothing is unmapped.
+///
+/// Those who used a segment longer than this process may have ended without a word, as workers of
+/// a DataLoader do; so what was in use then is looked at again.
 extern "C" fn exit() {
-    for anchor in ANCHORS.lock().iter() {
+    let anchors = ANCHORS.lock();
+    for anchor in &anchors.open {
         anchor.release();
+    }
+    let again = anchors.again;
+    drop(anchors);
+    if let Some(again) = again {
+        again();
     }
 }
 
 /// The guard that `prepare` left behind.
-fn held_anchors() -> ForkGuard<'static, Vec<Arc<Anchor>>> {
+fn held_anchors() -> ForkGuard<'static, Anchors> {
     ForkGuard(&ANCHORS)
 }
 

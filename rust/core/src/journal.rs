@@ -7,18 +7,21 @@
 //!            8   XXH3 of the body
 //! ```
 //!
-//! A record is appended with one write, after the file has its name. What a crash tears is skipped:
-//! the next record is found by its marker. A file whose record was lost is known again by its size
-//! and time of change when somebody asks for it; if the log is damaged, by a walk over the folder.
+//! A record is appended with one write, before the file gets its name: there is no file of ours
+//! without one. What a crash tears is skipped: the next record is found by its marker. If the log is
+//! damaged or gone, a walk over the folder tells.
 //! Numbers are little-endian. The log is written anew, without what says nothing any more, when that
-//! is most of it.
+//! is most of it. Who appends has the log locked, shared (flock); who writes it anew, alone. So no
+//! record is lost, also if the processes do not share a /dev/shm.
 
-use crate::file::write_all;
-use rustix::fd::AsFd;
-use rustix::fs::{CWD, Mode, OFlags};
+use crate::file::{is_same, write_all};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 const MARKER: [u8; 4] = *b"\x9fsto";
@@ -28,6 +31,10 @@ const REMOVED: u8 = 2;
 const FIXED: usize = 1 + 8 + 8 + 8;
 /// The longest path of Linux, and then some.
 const LONGEST_NAME: usize = 8192;
+/// With a name of one byte.
+const SHORTEST_RECORD: u64 = (16 + FIXED + 1) as u64;
+/// How long to wait for who writes the log anew. Who is stopped then may cost the others a record.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 /// A file that is ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,44 +70,119 @@ impl Journal {
         self.append(&record(KEPT, name, kept))
     }
 
+    pub(crate) fn keep_all(&self, files: &HashMap<Vec<u8>, Kept>) -> rustix::io::Result<()> {
+        let records: Vec<u8> =
+            files.iter().flat_map(|(name, kept)| record(KEPT, name, *kept)).collect();
+        if records.is_empty() { Ok(()) } else { self.append(&records) }
+    }
+
     pub(crate) fn remove(&self, name: &[u8]) -> rustix::io::Result<()> {
         self.append(&record(REMOVED, name, Kept { version: (0, 0), hash: 0 }))
     }
 
     /// O_APPEND: the kernel puts each write at the end, whoever else writes.
-    fn append(&self, record: &[u8]) -> rustix::io::Result<()> {
+    fn append(&self, records: &[u8]) -> rustix::io::Result<()> {
         let flags =
             OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = rustix::fs::openat(CWD, &self.path, flags, Mode::RUSR | Mode::WUSR)?;
-        match rustix::io::write(&file, record)? {
-            n if n == record.len() => Ok(()),
-            _ => Err(rustix::io::Errno::NOSPC), // a torn record: skipped by readers
+        let began = Instant::now();
+        let file = loop {
+            let file = rustix::fs::openat(CWD, &self.path, flags, Mode::RUSR | Mode::WUSR)?;
+            let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
+            // Where files cannot be locked, nobody writes the log anew.
+            let busy = locked == Err(Errno::WOULDBLOCK) || !self.is_at(file.as_fd());
+            if !busy || began.elapsed() > PATIENCE {
+                break file;
+            }
+            drop(file);
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        let written = loop {
+            match rustix::io::write(&file, records) {
+                Err(Errno::INTR) => {}
+                done => break done,
+            }
+        };
+        unlock(&file);
+        match written? {
+            n if n == records.len() => Ok(()),
+            _ => Err(Errno::NOSPC), // a torn record: skipped by readers
         }
     }
 
-    /// No log is an empty log.
-    pub(crate) fn read(&self) -> std::io::Result<Contents> {
+    /// Whether this is the log, and not one that was replaced meanwhile.
+    fn is_at(&self, file: BorrowedFd<'_>) -> bool {
+        match (rustix::fs::fstat(file), rustix::fs::lstat(&self.path)) {
+            (Ok(file), Ok(named)) => is_same(&file, &named),
+            _ => false,
+        }
+    }
+
+    /// No log is an empty log; one that cannot be read is a damaged one.
+    pub(crate) fn read(&self) -> Contents {
         match std::fs::read(&self.path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Contents::default()),
-            bytes => bytes.map(|bytes| parse(&bytes)),
+            Ok(bytes) => parse(&bytes),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Contents::default(),
+            Err(_) => Contents { damaged: 1, ..Contents::default() },
         }
     }
 
-    /// Writes the log anew, with these files alone. Only while nobody else writes to it.
-    pub(crate) fn rewrite(&self, files: &HashMap<Vec<u8>, Kept>) -> rustix::io::Result<()> {
-        let mut bytes = Vec::new();
-        for (name, kept) in files {
-            bytes.extend(record(KEPT, name, *kept));
+    /// At least as many files as the log can have; None if there is none to tell.
+    pub(crate) fn at_most(&self) -> Option<u64> {
+        let meta = std::fs::symlink_metadata(&self.path).ok()?;
+        (meta.is_file() && meta.len() > 0).then(|| meta.len() / SHORTEST_RECORD + 1)
+    }
+
+    /// Moves away what is not a file, so that there can be a log.
+    pub(crate) fn displace(&self) {
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|meta| !meta.is_file()) {
+            let aside = beside(&self.path, ".not-ours");
+            let flags = RenameFlags::NOREPLACE;
+            let _stays = rustix::fs::renameat_with(CWD, &self.path, CWD, aside, flags);
         }
-        let mut name = self.path.clone().into_os_string();
-        name.push(".new");
-        let new = PathBuf::from(name);
+    }
+
+    /// Writes the log anew, without what says nothing any more, unless somebody is writing to it all
+    /// the time. Where that cannot be, the old one is as good.
+    pub(crate) fn tidy(&self) -> rustix::io::Result<()> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let old = rustix::fs::openat(CWD, &self.path, flags, Mode::empty())?;
+        let began = Instant::now();
+        while let Err(errno) = rustix::fs::flock(&old, FlockOperation::NonBlockingLockExclusive) {
+            if errno != Errno::WOULDBLOCK || began.elapsed() > PATIENCE / 10 {
+                return Err(errno);
+            }
+            std::thread::yield_now();
+        }
+        let done = if self.is_at(old.as_fd()) { self.rewrite() } else { Ok(()) };
+        unlock(&old);
+        done
+    }
+
+    fn rewrite(&self) -> rustix::io::Result<()> {
+        let bytes = std::fs::read(&self.path)
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let mut records = Vec::new();
+        for (name, kept) in &parse(&bytes).files {
+            records.extend(record(KEPT, name, *kept));
+        }
+        let new = beside(&self.path, ".new");
         let flags =
             OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(CWD, &new, flags, Mode::RUSR | Mode::WUSR)?;
-        write_all(file.as_fd(), &bytes, 0)?;
+        write_all(file.as_fd(), &records, 0)?;
         rustix::fs::rename(&new, &self.path)
     }
+}
+
+/// Said aloud, because a child that was forked meanwhile has the same lock.
+fn unlock(file: &OwnedFd) {
+    let _unlocked = rustix::fs::flock(file, FlockOperation::Unlock);
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.to_path_buf().into_os_string();
+    name.push(suffix);
+    PathBuf::from(name)
 }
 
 fn record(kind: u8, name: &[u8], kept: Kept) -> Vec<u8> {
@@ -221,5 +303,78 @@ mod tests {
             assert!(read.damaged > 0 && read.files.len() == 1, "bit {bit}");
             assert!(read.files.iter().all(|(name, kept)| names.get(name) == Some(kept)));
         }
+    }
+
+    fn journal(what: &str) -> (PathBuf, Journal) {
+        let folder = std::env::temp_dir().join(format!("stocache-{what}-{}", std::process::id()));
+        let _old = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        (folder.clone(), Journal { path: folder.join("index") })
+    }
+
+    #[test]
+    fn nothing_is_lost_when_the_log_is_written_anew_while_others_append() {
+        const EACH: u64 = 300;
+        let (folder, log) = journal("tidy");
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..4u64)
+                .map(|t| {
+                    let log = &log;
+                    scope.spawn(move || {
+                        for n in 0..EACH {
+                            let name = format!("{t}-{n}");
+                            log.keep(name.as_bytes(), kept(0)).unwrap();
+                            std::thread::sleep(Duration::from_micros(100));
+                            log.keep(name.as_bytes(), kept(n)).unwrap();
+                            if n % 2 == 1 {
+                                log.remove(name.as_bytes()).unwrap();
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let mut anew = 0;
+            while !writers.iter().all(|writer| writer.is_finished()) {
+                anew += u64::from(log.tidy().is_ok());
+            }
+            assert!(anew > 0, "never written anew: the test tests nothing");
+        });
+        let read = log.read();
+        assert_eq!(read.damaged, 0);
+        assert_eq!(read.files.len() as u64, 4 * EACH / 2);
+        for (name, found) in &read.files {
+            let n: u64 = std::str::from_utf8(name).unwrap()[2..].parse().unwrap();
+            assert_eq!(*found, kept(n), "{n}");
+        }
+        log.tidy().unwrap();
+        let tidy = log.read();
+        assert_eq!((tidy.files, tidy.damaged, tidy.outdated), (read.files, 0, 0));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_is_in_the_place_of_the_log_is_moved_away_and_not_removed() {
+        let (folder, log) = journal("displace");
+        std::fs::create_dir_all(log.path.join("somebody's")).unwrap();
+        assert_eq!(log.read().damaged, 1);
+        assert_eq!(log.at_most(), None);
+        log.displace();
+        log.keep(b"a", kept(1)).unwrap();
+        assert_eq!(log.read().files.len(), 1);
+        assert!(folder.join("index.not-ours/somebody's").is_dir());
+        assert!(log.at_most() >= Some(1));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn who_writes_the_log_anew_and_stands_still_holds_nobody_up() {
+        let (folder, log) = journal("stopped");
+        log.keep(b"a", kept(1)).unwrap();
+        let file = std::fs::File::open(&log.path).unwrap();
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+        log.keep(b"b", kept(2)).unwrap();
+        assert!(log.tidy().is_err());
+        assert_eq!(log.read().files.len(), 2);
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

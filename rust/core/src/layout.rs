@@ -398,8 +398,8 @@ pub struct Table {
 pub(crate) const ENTRY_WORDS: u64 = 8;
 /// Threads of a process that are told apart; see table.rs.
 pub(crate) const ROW_THREADS: u64 = 32;
-/// Words of one process: its number, then two per thread.
-pub(crate) const ROW_WORDS: u64 = 8 + 2 * ROW_THREADS;
+/// Words of one process: two per thread.
+pub(crate) const ROW_WORDS: u64 = 2 * ROW_THREADS;
 
 impl Table {
     /// Room for `files` files and for those that come later.
@@ -681,6 +681,8 @@ mod tests {
 
     const GOLDEN_CHECKSUM: u64 = 11_059_473_271_207_105_674;
 
+    const GOLDEN_CHECKSUM_OF_A_TABLE: u64 = 102_470_075_741_456_972;
+
     fn header() -> Header {
         Header {
             instance: 0x0102_0304,
@@ -688,6 +690,11 @@ mod tests {
             fingerprint: Header::fingerprint_of(b"imagenet"),
             plan: Plan::Slots(Geometry::plan(1 << 20, 1000, &[3, 4, 5], 0, 1, true).unwrap()),
         }
+    }
+
+    fn table() -> Header {
+        let plan = Plan::Files(Table { entries: 1000 });
+        Header { instance: 0x0102_0304, keep: false, fingerprint: 0, plan }
     }
 
     #[test]
@@ -702,9 +709,10 @@ mod tests {
 
     #[test]
     fn header_survives_a_round_trip() {
-        let header = header();
-        let total = header.plan.extent().unwrap().1;
-        assert_eq!(Header::decode(&header.encode().unwrap(), total).unwrap(), header);
+        for header in [header(), table()] {
+            let total = header.plan.extent().unwrap().1;
+            assert_eq!(Header::decode(&header.encode().unwrap(), total).unwrap(), header);
+        }
     }
 
     /// Golden bytes: whoever changes the format must notice, and raise FORMAT.
@@ -734,7 +742,45 @@ mod tests {
         assert_eq!(u64::from_le_bytes(field(&bytes, 248)), GOLDEN_CHECKSUM);
     }
 
+    #[test]
+    fn header_bytes_of_a_table_of_files_are_these() {
+        let bytes = table().encode().unwrap();
+        assert_eq!(&bytes[..16], b"stocache\x01\0\0\0\0\0\0\0");
+        assert_eq!(&bytes[16..24], &[4, 3, 2, 1, 0, 0, 0, 0]);
+        assert_eq!(&bytes[32..40], &[0xe8, 3, 0, 0, 0, 0, 0, 0]); // 1000 entries
+        assert!(bytes[40..192].iter().all(|&byte| byte == 0));
+        assert_eq!(
+            &bytes[192..224],
+            &[
+                0, 0x30, 0, 0, 0, 0, 0, 0, // states at 12288
+                0, 0x34, 0, 0, 0, 0, 0, 0, // entries at 13312
+                0x40, 0x2e, 1, 0, 0, 0, 0, 0, // rows at 77376, after one line of words
+                0, 0x30, 3, 0, 0, 0, 0, 0, // total 208896
+            ]
+        );
+        assert_eq!(&bytes[240..244], &[2, 0, 0, 0]); // kind
+        assert_eq!(u64::from_le_bytes(field(&bytes, 248)), GOLDEN_CHECKSUM_OF_A_TABLE);
+    }
+
+    #[test]
+    fn a_table_has_room_for_more_files_than_expected() {
+        assert_eq!(Table::plan(0).unwrap().entries, 1024);
+        assert_eq!(Table::plan(1_000_000).unwrap().entries, 1_251_024);
+        assert!(Table::plan(u64::MAX).is_err());
+        assert!(Table::plan(u64::MAX / 64).is_err());
+    }
+
     proptest! {
+        #[test]
+        fn parts_of_a_table_do_not_overlap(entries in 1u64..1 << 40) {
+            let l = Table { entries }.layout().unwrap();
+            prop_assert!(l.states_at + entries + LOCKS <= l.entries_at);
+            prop_assert_eq!(l.entries_at + entries * 64, l.heads_at);
+            prop_assert_eq!(l.heads_at + LINE, l.rows_at);
+            prop_assert!(l.rows_at + u64::from(crate::slot::LEASES) * 8 * ROW_WORDS <= l.total);
+            prop_assert!([l.entries_at, l.heads_at, l.rows_at].iter().all(|at| at % LINE == 0));
+        }
+
         #[test]
         fn layout_parts_do_not_overlap(
             limit in 1u64..1 << 45,
@@ -769,8 +815,8 @@ mod tests {
     fn mutated_headers_are_never_accepted() {
         let long = std::env::var_os("STOCACHE_LONG").is_some();
         let rounds = if long { 1_000_000 } else { 100_000 };
-        let good = header().encode().unwrap();
-        let total = header().plan.extent().unwrap().1;
+        let whole = [header(), table()]
+            .map(|header| (header.encode().unwrap(), header.plan.extent().unwrap().1));
         let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
         let mut random = move || {
             seed ^= seed << 13;
@@ -778,13 +824,15 @@ mod tests {
             seed ^= seed << 17;
             seed
         };
-        for _ in 0..rounds {
-            let mut bad = good;
-            for _ in 0..1 + random() % 4 {
-                bad[random() as usize % HEADER_BYTES] ^= 1 << (random() % 8);
+        for (good, total) in whole {
+            for _ in 0..rounds {
+                let mut bad = good;
+                for _ in 0..1 + random() % 4 {
+                    bad[random() as usize % HEADER_BYTES] ^= 1 << (random() % 8);
+                }
+                assert!(bad == good || Header::decode(&bad, total).is_err(), "accepted {bad:?}");
             }
-            assert!(bad == good || Header::decode(&bad, total).is_err(), "accepted {bad:?}");
+            assert!(Header::decode(&good, total + 1).is_err());
         }
-        assert!(Header::decode(&good, total + 1).is_err());
     }
 }

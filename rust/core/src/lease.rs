@@ -16,16 +16,23 @@ pub(crate) struct Leases<'a>(pub(crate) &'a Anchor);
 
 impl Leases<'_> {
     /// This process's lease; taken, and swept, at the first call. `None` if all are in use.
+    #[inline]
     pub(crate) fn mine(&self, slots: &Slots<'_>) -> Option<u8> {
+        self.mine_after(slots, |_| ())
+    }
+
+    /// As `mine`; `clean` does away with what else a dead holder left, before the lease is used.
+    #[inline]
+    pub(crate) fn mine_after(&self, slots: &Slots<'_>, clean: impl FnOnce(u8)) -> Option<u8> {
         // SYNC POINT lease: Acquire here, Release below: who sees the lease sees it swept.
         match self.0.lease.load(Ordering::Acquire) {
-            0 => self.take(slots),
+            0 => self.take(slots, clean),
             taken => Some((taken - 1) as u8),
         }
     }
 
     #[cold]
-    fn take(&self, slots: &Slots<'_>) -> Option<u8> {
+    fn take(&self, slots: &Slots<'_>, clean: impl FnOnce(u8)) -> Option<u8> {
         if self.0.inherited.load(Ordering::Relaxed) {
             return None; // the lock would be our parent's too
         }
@@ -39,6 +46,7 @@ impl Leases<'_> {
             .map(|i| (start.wrapping_add(i) % u32::from(LEASES)) as u8)
             .find(|&k| lock(self.0.fd, k))?;
         slots.sweep(lease);
+        clean(lease);
         self.0.lease.store(u32::from(lease) + 1, Ordering::Release);
         drop(looking);
         Some(lease)

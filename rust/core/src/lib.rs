@@ -10,6 +10,7 @@
 //! | [`table`] | what the processes of a node know together about files |
 //! | [`journal`] | which files are ours, on disk |
 //! | [`copy`] | one file copied whole, or not at all |
+//! | [`shelf`] | one value that threads take and put back |
 //! | [`store`] | records of any size, one per sample |
 //! | [`cache`] | the dense cache: one slot per sample, loaded and stored by index |
 //! | [`gather`] | many slots at once, into one buffer |
@@ -69,6 +70,8 @@ mod pool;
 pub mod ring;
 #[cfg(not(loom))]
 pub mod segment;
+#[cfg(not(loom))]
+mod shelf;
 #[cfg(not(loom))]
 pub mod space;
 #[cfg(not(loom))]

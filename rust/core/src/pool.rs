@@ -4,13 +4,14 @@ use crate::files::FileCache;
 use crate::fork;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 const THREADS: usize = 2;
 /// What does not fit is not remembered: it is asked for again in the next epoch.
 const WAITING: usize = 1024;
 
-type Job = (Arc<FileCache>, Vec<u8>);
+/// A cache that is closed meanwhile needs no more copies.
+type Job = (Weak<FileCache>, Vec<u8>);
 
 struct Pool {
     process: u32,
@@ -21,9 +22,9 @@ struct Pool {
 static POOL: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Asks for a copy. Never waits.
-pub(crate) fn submit(cache: Arc<FileCache>, name: Vec<u8>) {
+pub(crate) fn submit(cache: &Arc<FileCache>, name: &[u8]) {
     if let Some(pool) = pool() {
-        drop(pool.jobs.try_send((cache, name)));
+        drop(pool.jobs.try_send((Arc::downgrade(cache), name.to_vec())));
     }
 }
 
@@ -38,10 +39,13 @@ fn pool() -> Option<&'static Pool> {
     }
     let (jobs, queue) = sync_channel(WAITING);
     let queue = Arc::new(Mutex::new(queue));
-    for _ in 0..THREADS {
+    let start = || {
         let queue = queue.clone();
         let builder = std::thread::Builder::new().name("stocache-copy".into());
-        builder.spawn(move || work(&queue)).ok()?;
+        builder.spawn(move || work(&queue))
+    };
+    if (0..THREADS).filter(|_| start().is_ok()).count() == 0 {
+        return None;
     }
     let made = Box::into_raw(Box::new(Pool { process: fork::process(), jobs }));
     match POOL.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire) {
@@ -64,6 +68,8 @@ fn work(queue: &Mutex<Receiver<Job>>) {
             Err(_) => return,
         };
         let Ok((cache, name)) = next else { return };
-        cache.copy_behind(&name);
+        if let Some(cache) = cache.upgrade() {
+            cache.copy_behind(&name);
+        }
     }
 }

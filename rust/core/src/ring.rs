@@ -53,7 +53,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::file::{allocate, check_private};
-use crate::fork::{ForkGuard, ForkLock};
+use crate::fork::{ForkGuard, ForkLock, at_load};
 use crate::layout::Bytes;
 use crate::memory::Mapping;
 use crate::space;
@@ -64,7 +64,6 @@ use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The most buffers a process makes.
@@ -859,26 +858,15 @@ static RING: ForkLock<Ring> = ForkLock::new(Ring::new());
 
 /// The ring of this process.
 fn ring() -> ForkGuard<'static, Ring> {
-    std::hint::black_box(&AT_LOAD); // so that no linker leaves it out
     register();
     RING.lock()
 }
 
-/// The handlers are registered as the library is loaded. At the first use it would be too late: a
-/// fork that another thread has begun does not run handlers that come later, and its child could
-/// find the lock held for ever.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static AT_LOAD: extern "C" fn() = register;
-
-extern "C" fn register() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: plain functions that live as long as the library, which is never unloaded, and
-        // do only what is allowed between fork and exec.
-        unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
-    });
-}
+at_load!(register, {
+    // SAFETY: plain functions that live as long as the library, which is never unloaded, and do
+    // only what is allowed between fork and exec.
+    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+});
 
 /// The guard of `RING` between prepare and parent/child.
 struct AcrossFork(UnsafeCell<Option<ForkGuard<'static, Ring>>>);

@@ -9,7 +9,8 @@
 //!            and a name never shows an unfinished segment
 //!   attach   open, check what it is; lock exclusive succeeds: a leftover, removed and made anew
 //!            (or, if kept, used again); else lock shared; no name any more: start over
-//!   detach   lock exclusive succeeds: we are the last, remove the name unless it is kept
+//!   detach   lock exclusive succeeds: we are the last, remove the name unless it is kept;
+//!            else sweep at exit: the others may have ended without a word by then
 //!   sweep    the same test on all leftovers of this user: never by age, never by pid
 //! ```
 //!
@@ -34,6 +35,7 @@ use rustix::io::Errno;
 use std::ffi::CString;
 use std::io::IoSlice;
 use std::os::fd::IntoRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -114,8 +116,13 @@ impl Wanted<'_> {
                 self.name
             )
         } else if header.fingerprint != request.fingerprint {
+            let remedy = if header.keep {
+                format!("remove the old one (rm {})", path_of(self.name).display())
+            } else {
+                "end the programs that use it".to_string()
+            };
             format!(
-                "fingerprint: the cache {:?} was made for other data; use another name or remove it",
+                "fingerprint: the cache {:?} was made for other data; use another name or {remedy}",
                 self.name
             )
         } else {
@@ -458,6 +465,18 @@ impl Segment {
         Join { instance: self.header.instance, pid: std::process::id(), fd: self.anchor.fd }
     }
 
+    /// Whether a process that can be seen from here has the segment open and was stopped.
+    pub(crate) fn has_stopped_users(&self) -> bool {
+        let uses = |pid: u32| {
+            let fds = PathBuf::from(format!("/proc/{pid}/fd"));
+            numbers(&fds).into_iter().any(|fd| {
+                std::fs::metadata(fds.join(fd.to_string()))
+                    .is_ok_and(|file| (file.dev(), file.ino()) == self.anchor.file)
+            })
+        };
+        numbers(Path::new("/proc")).into_iter().any(|pid| is_stopped(pid) && uses(pid))
+    }
+
     /// Writes `bytes` at `at` with pwrite: faster than through a fresh mapping, and a full mount is
     /// an error instead of a SIGBUS.
     pub(crate) fn write(&self, bytes: &[u8], at: u64) -> rustix::io::Result<()> {
@@ -543,19 +562,21 @@ pub fn sweep() -> Vec<String> {
         .collect()
 }
 
-/// Detach: if nobody else holds the segment, its name goes.
-fn remove_if_last(anchor: &Anchor) {
-    let Some(path) = &anchor.path else { return };
-    if anchor.inherited.load(Ordering::Relaxed) {
-        return; // a lock of ours would say nothing: another process shares it
-    }
+/// Detach: if nobody else holds the segment, its name goes. Else a sweep at exit is asked for: the
+/// others may end before this process, and without a word.
+fn remove_if_last(anchor: &Anchor) -> Option<fn()> {
+    let path = anchor.path.as_ref()?;
     #[allow(unsafe_code)] // borrowing the anchor's descriptor
     // SAFETY: open while the anchor is registered; released before it is closed.
     let file = unsafe { BorrowedFd::borrow_raw(anchor.fd) };
-    let last = rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok();
+    // If another process shares our open file description, a lock of ours would say nothing.
+    let last = !anchor.inherited.load(Ordering::Relaxed)
+        && rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok();
     if last || active(Fault::UnlinkLive) {
         unlink_same(file, Path::new(&*path.to_string_lossy()));
+        return None;
     }
+    Some(|| drop(sweep()))
 }
 
 fn choose(request: &Request, need: u64) -> Result<Backing> {
@@ -589,6 +610,14 @@ fn choose(request: &Request, need: u64) -> Result<Backing> {
             },
         ),
     ))
+}
+
+/// By a signal or a debugger.
+fn is_stopped(pid: u32) -> bool {
+    // "pid (name) state ...", and the name may be anything.
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let after = stat.iter().rposition(|&byte| byte == b')').map_or(0, |at| at + 2);
+    matches!(stat.get(after), Some(b'T' | b't'))
 }
 
 /// Held while a memfd of that name is looked for and made; the kernel ends it with its holder.

@@ -23,7 +23,7 @@
 //! One of the two sees the other (both use SeqCst). A claim of the living keeps its region.
 
 use crate::counters::{Count, Counters};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, frozen_reason};
 use crate::fault::{Fault, active as broken};
 use crate::fork;
 use crate::layout::{
@@ -42,6 +42,12 @@ use std::time::{Duration, Instant};
 pub const MAX_RECORD: u64 = 4 << 30;
 /// The schema number of a record that brings its own.
 pub const INLINE: u16 = u16::MAX;
+
+/// Who loads may be waited for this many times as long as loading took lately, but not longer than
+/// `LONGEST_WAIT`; where nobody has loaded anything yet, for `FIRST_WAIT`.
+const WAIT_FACTOR: u32 = 4;
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const FIRST_WAIT: Duration = Duration::from_secs(10);
 
 /// How long to wait for somebody who is choosing a region, or adding a schema.
 const LOCK_PATIENCE: Duration = Duration::from_millis(100);
@@ -130,6 +136,9 @@ pub struct RecordStore {
     layout: RecordLayout,
     /// errno of the write that froze the store, if it was ours; for the message.
     frozen_by: AtomicU32,
+    /// Nanoseconds that loading took lately, as this process saw it: by its own calls, of which one
+    /// may load many samples, and by waiting for others.
+    lately: AtomicU64,
 }
 
 impl RecordStore {
@@ -144,8 +153,8 @@ impl RecordStore {
         };
         let (file, name) = (segment.file(), segment.name().to_string());
         let layout = room.layout()?;
-        let store =
-            fork::unique(file, &name, Self { segment, room, layout, frozen_by: AtomicU32::new(0) });
+        let (frozen_by, lately) = (AtomicU32::new(0), AtomicU64::new(0));
+        let store = fork::unique(file, &name, Self { segment, room, layout, frozen_by, lately });
         if how == Opened::Resumed {
             // It may have been kept because the space ran out; there may be more now.
             store.frozen().store(0, Ordering::Relaxed);
@@ -311,6 +320,14 @@ impl RecordStore {
     pub fn note_loads(&self, loads: u64, took: Duration) {
         self.counters().add(Count::Loads, loads);
         self.counters().add(Count::LoadNanos, took.as_nanos() as u64);
+        self.learn(took);
+    }
+
+    /// Takes note of what a load took. The past fades, so that one that was slow does not count for
+    /// ever; relaxed and not atomic as a whole, for it is an estimate.
+    fn learn(&self, took: Duration) {
+        let before = self.lately.load(Ordering::Relaxed);
+        self.lately.store((before - before / 8).max(took.as_nanos() as u64), Ordering::Relaxed);
     }
 
     // Writing
@@ -334,20 +351,42 @@ impl RecordStore {
         }
     }
 
-    /// Waits until nobody is loading sample `i`, at most `patience`. A dead loader counts as nobody
-    /// only in `begin`, which asks the kernel.
+    /// Waits until nobody is loading sample `i`: for `patience`, and longer where loading is seen
+    /// to take longer. Returns when the loader has died; `begin` then takes over.
     pub fn wait(&self, i: usize, patience: Duration) {
         self.counters().add(Count::Waits, 1);
         let began = Instant::now();
+        let mut until = patience;
         let mut nap = Duration::from_micros(20);
-        while self.slots().state(i) >= FIRST_LEASE && began.elapsed() < patience {
+        while self.slots().state(i) >= FIRST_LEASE {
+            if began.elapsed() >= until {
+                until += patience;
+                if patience.is_zero() || !self.is_worth_waiting(began.elapsed()) {
+                    return;
+                }
+            }
             std::thread::sleep(nap);
             nap = (nap * 2).min(Duration::from_millis(1));
             // Its loader may have died: then `begin` takes it over.
             if nap == Duration::from_millis(1) && !self.is_claimed_by_the_living(i) {
-                return;
+                break;
             }
         }
+        if self.slots().state(i) == SET {
+            self.learn(began.elapsed());
+        }
+    }
+
+    /// Whether a loader that lives and was waited for so long may be expected to come to an end. One
+    /// that hangs cannot be told from a slow one, so there is a limit; one that was stopped can.
+    fn is_worth_waiting(&self, waited: Duration) -> bool {
+        let loads = self.counters().sum(Count::Loads);
+        let lately = self.lately.load(Ordering::Relaxed);
+        let limit = match self.counters().sum(Count::LoadNanos).checked_div(loads) {
+            None if lately == 0 => FIRST_WAIT,
+            mean => Duration::from_nanos(mean.unwrap_or(0).max(lately)) * WAIT_FACTOR,
+        };
+        waited < limit.min(LONGEST_WAIT) && !self.segment.has_stopped_users()
     }
 
     fn is_claimed_by_the_living(&self, i: usize) -> bool {
@@ -365,7 +404,6 @@ impl RecordStore {
 
     /// Stores the record of a sample that `begin` gave to the caller; ends the claim in any case.
     pub fn fill(&self, i: usize, schema: u16, parts: &[IoSlice<'_>]) -> Result<Filled> {
-        use rustix::io::Errno;
         let slots = self.slots();
         let Some(lease) = self.leases().mine(&slots) else {
             return Ok(Filled::Lost); // a forked child without a lease: the claim was its parent's
@@ -387,21 +425,11 @@ impl RecordStore {
         if let Err(errno) = self.segment.write_parts(parts, self.layout.data_at + at) {
             slots.abandon(i, lease);
             self.counters().add(Count::Dropped, 1);
-            return match errno {
-                Errno::FAULT => Err(Error::new(
-                    Kind::Argument,
-                    "the sample's memory cannot be read; use ordinary tensors",
-                )),
-                Errno::BADF => Err(Error::new(
-                    Kind::State,
-                    "this process closed a descriptor of the cache, which it does not own; \
-                     construct the cache after closing descriptors",
-                )),
-                _ => {
-                    self.frozen_by.store(errno.raw_os_error() as u32, Ordering::Relaxed);
-                    Ok(Filled::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0))
-                }
-            };
+            if let Some(error) = Error::unwritable("sample", errno) {
+                return Err(error);
+            }
+            self.frozen_by.store(errno.raw_os_error() as u32, Ordering::Relaxed);
+            return Ok(Filled::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0));
         }
         if !slots.publish(i, lease) && !broken(Fault::PublishEarly) {
             self.counters().add(Count::Lost, 1);
@@ -628,12 +656,6 @@ impl RecordStore {
 
     /// Why the store froze, for the one warning.
     pub fn frozen_reason(&self) -> String {
-        let errno = self.frozen_by.load(Ordering::Relaxed) as i32;
-        format!(
-            "the cache {:?} is frozen: writing a sample failed ({}); training goes on, \
-             what is cached stays, what is not is loaded from the source",
-            self.segment.name(),
-            std::io::Error::from_raw_os_error(errno)
-        )
+        frozen_reason(self.segment.name(), "", self.frozen_by.load(Ordering::Relaxed) as i32)
     }
 }

@@ -14,7 +14,7 @@
 //!           hash      of its bytes, if asked for; 0: none
 //!           reserved  bytes set aside by whoever is copying it, or died doing so
 //!   state   the file's lock (slot.rs): whoever holds it may copy, replace or remove the file
-//!   row     one per process: which files its threads were given last
+//!   row     one per lease: which files the threads of its holder were given last
 //! ```
 //!
 //! # When is it safe to remove a file?
@@ -26,6 +26,7 @@
 
 use crate::counters::Counters;
 use crate::error::{Error, Kind, Result};
+use crate::fault::{Fault, active as broken};
 use crate::fork;
 use crate::layout::{ENTRY_WORDS, EPOCH_AT, LOCKS, Plan, ROW_THREADS, ROW_WORDS, TableLayout};
 use crate::lease::Leases;
@@ -34,7 +35,6 @@ use crate::slot::{Claim, FIRST_LEASE, LEASES, Orphans, Slots};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 pub(crate) const CHECKED: u64 = 1;
 pub(crate) const OWNED: u64 = 2;
@@ -48,13 +48,15 @@ const USED: usize = 4;
 const HASH: usize = 5;
 const RESERVED: usize = 6;
 
-/// How long to wait for the lock of all files together.
-const LOCK_PATIENCE: Duration = Duration::from_millis(200);
+/// How far a key may lie from where it belongs: a full table must not be walked for every file.
+const FARTHEST: usize = 4096;
 
 /// Words of all files together.
 const BYTES: usize = 0;
 const RESUME_AT: usize = 1;
 const WARNED: usize = 2;
+const RECALLED: usize = 3;
+const RECLAIMED_AT: usize = 4;
 
 /// A table open in this process.
 pub(crate) struct FileTable {
@@ -204,7 +206,7 @@ impl FileTable {
     fn probe(&self, key: u64, free: impl Fn(&AtomicU64) -> Option<bool>) -> Option<usize> {
         debug_assert!(key != 0);
         let first = (key % self.entries as u64) as usize;
-        for i in (first..self.entries).chain(0..first) {
+        for i in (first..self.entries).chain(0..first).take(FARTHEST) {
             // Relaxed: a key is set once, and says nothing about the other words.
             let word = &self.entry(i).0[KEY];
             match word.load(Ordering::Relaxed) {
@@ -222,15 +224,9 @@ impl FileTable {
     /// two files of every thread. False if this process cannot be seen by others.
     #[inline]
     pub(crate) fn give_out(&self, i: usize) -> bool {
-        let Some(lease) = self.leases().mine(&self.slots()) else { return false };
+        let Some(lease) = self.lease() else { return false };
         let row = self.row(lease);
-        let process = u64::from(fork::process());
-        if row[0].load(Ordering::Relaxed) != process {
-            // Left by a dead holder of this lease.
-            row[1..].iter().for_each(|word| word.store(0, Ordering::Relaxed));
-            row[0].store(process, Ordering::Relaxed);
-        }
-        let place = 8 + 2 * thread();
+        let place = 2 * thread();
         let (last, before) = (&row[place], &row[place + 1]);
         let (note, seen) = (i as u64 + 1, last.load(Ordering::Relaxed));
         if seen != note {
@@ -244,33 +240,40 @@ impl FileTable {
     /// Whether a living process was given file `i` and may be about to open it.
     pub(crate) fn is_given_out(&self, i: usize) -> bool {
         let note = i as u64 + 1;
-        let mine = self.leases().mine(&self.slots());
+        let mine = self.lease();
         (0..LEASES).any(|lease| {
-            self.row(lease)[8..].iter().any(|word| word.load(Ordering::SeqCst) == note)
+            self.row(lease).iter().any(|word| word.load(Ordering::SeqCst) == note)
                 && (mine == Some(lease) || self.leases().while_orphaned(lease, || ()).is_none())
         })
     }
 
     // Locking
 
-    /// The lock of file `i`; None if somebody who lives has it.
-    pub(crate) fn lock(&self, i: usize) -> Option<Locked<'_>> {
-        let lease = self.leases().mine(&self.slots())?;
-        let claim = self.slots().claim(i, lease, false, &self.leases());
-        (claim == Claim::Claimed).then_some(Locked { table: self, i, lease })
+    /// This process's lease; its row is empty when it gets one.
+    #[inline]
+    fn lease(&self) -> Option<u8> {
+        self.leases().mine_after(&self.slots(), |lease| {
+            self.row(lease).iter().for_each(|word| word.store(0, Ordering::SeqCst));
+        })
     }
 
-    /// Runs `act` as the only one on this node. None if others keep the lock for too long.
-    pub(crate) fn exclusively<R>(&self, act: impl FnOnce() -> R) -> Option<R> {
-        let began = Instant::now();
-        let _lock = loop {
-            match self.lock(self.entries) {
-                Some(lock) => break lock,
-                None if began.elapsed() > LOCK_PATIENCE => return None,
-                None => std::thread::sleep(Duration::from_micros(50)),
-            }
-        };
-        Some(act())
+    /// Whether this process can be seen by others. Else it may read what is there, and no more.
+    pub(crate) fn is_seen(&self) -> bool {
+        self.lease().is_some()
+    }
+
+    /// The lock of file `i`; None if somebody who lives has it.
+    pub(crate) fn lock(&self, i: usize) -> Option<Locked<'_>> {
+        let lease = self.lease()?;
+        let claim = self.slots().claim(i, lease, false, &self.leases());
+        let got = claim == Claim::Claimed || broken(Fault::IgnoreFileLock);
+        // Not `then_some`: a lock that is made gives back what it locks.
+        got.then(|| Locked { table: self, i, lease })
+    }
+
+    /// The lock of whoever tells the table what earlier jobs left; None as for a file.
+    pub(crate) fn lock_recall(&self) -> Option<Locked<'_>> {
+        self.lock(self.entries)
     }
 
     /// Whether somebody has the lock of file `i`, dead or alive.
@@ -329,6 +332,26 @@ impl FileTable {
         }
     }
 
+    /// Whether the table knows what earlier jobs left.
+    pub(crate) fn is_recalled(&self) -> bool {
+        // SYNC POINT recalled: Acquire here, Release in `set_recalled`.
+        self.head(RECALLED).load(Ordering::Acquire) != 0
+    }
+
+    pub(crate) fn set_recalled(&self) {
+        self.head(RECALLED).store(1, Ordering::Release);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn forget_recall(&self) {
+        self.head(RECALLED).store(0, Ordering::Relaxed);
+    }
+
+    /// When the reservations of the dead were last looked for, in nanoseconds of the clock.
+    pub(crate) fn reclaimed_at(&self) -> &AtomicU64 {
+        self.head(RECLAIMED_AT)
+    }
+
     // Trouble
 
     /// Nothing is written before this time, in nanoseconds of the clock.
@@ -342,16 +365,174 @@ impl FileTable {
     }
 }
 
+/// The places of a row that threads of this process have, as bits; above them the number of the
+/// process that this is about: a forked child has none of its parent's threads.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+const _: () = assert!(ROW_THREADS == 32);
+
+/// A thread's place, given back when the thread ends.
+struct Place {
+    /// As in `TAKEN`: the process, then the bit of the place; 0 for a place that others may have too.
+    taken: Cell<u64>,
+    place: Cell<usize>,
+}
+
 /// The place of this thread in a row. More threads than places share them, which protects less.
 fn thread() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
-        static PLACE: Cell<usize> = const { Cell::new(usize::MAX) };
+        static PLACE: Place = const { Place { taken: Cell::new(0), place: Cell::new(0) } };
     }
-    PLACE.with(|place| {
-        if place.get() == usize::MAX {
-            place.set(NEXT.fetch_add(1, Ordering::Relaxed) % ROW_THREADS as usize);
+    let found = PLACE.try_with(|mine| {
+        if mine.taken.get() >> 32 != u64::from(fork::process()) {
+            mine.take();
         }
-        place.get()
-    })
+        mine.place.get()
+    });
+    found.unwrap_or(0) // a thread that is ending
+}
+
+impl Place {
+    #[cold]
+    fn take(&self) {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        // One after the other, so that what a thread was given stays a while after its end.
+        let first = NEXT.fetch_add(1, Ordering::Relaxed) % ROW_THREADS as usize;
+        let process = u64::from(fork::process()) << 32;
+        self.place.set(first);
+        self.taken.set(process);
+        let free = |taken: u64| {
+            let taken = if taken >> 32 == process >> 32 { taken as u32 } else { 0 };
+            let next = taken.rotate_right(first as u32).trailing_ones() as usize;
+            (next < ROW_THREADS as usize).then(|| (taken, (first + next) % ROW_THREADS as usize))
+        };
+        let more =
+            |all: u64| free(all).map(|(taken, place)| process | u64::from(taken) | 1 << place);
+        if let Ok(before) = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            && let Some((_, place)) = free(before)
+        {
+            self.place.set(place);
+            self.taken.set(process | 1 << place);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let (process, bit) = (self.taken.get() >> 32, self.taken.get() & u64::from(u32::MAX));
+        let less = |all: u64| (all >> 32 == process).then_some(all & !bit);
+        let _others = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Table;
+    use crate::segment::Backing;
+
+    fn table(files: u64) -> Arc<FileTable> {
+        let request = Request {
+            name: crate::random_name().unwrap(),
+            plan: Plan::Files(Table { entries: files }),
+            fingerprint: 0,
+            keep: false,
+            backing: Backing::Shm,
+            private: true,
+            join: None,
+        };
+        FileTable::open(&request).unwrap().0
+    }
+
+    #[test]
+    fn a_full_table_says_so() {
+        let table = table(10);
+        let added = (1..100).filter(|&key| table.find_or_add(key).is_some()).count();
+        assert_eq!(added, 10);
+        assert!((1..=10).all(|key| table.find(key).is_some()));
+        assert_eq!((table.find(50), table.find_or_add(50)), (None, None));
+    }
+
+    #[test]
+    fn a_full_table_is_not_walked_to_its_end() {
+        let table = table(2 * FARTHEST as u64);
+        let same = |n: u64| 1 + n * 2 * FARTHEST as u64; // all belong to one place
+        for n in 0..FARTHEST as u64 {
+            assert!(table.find_or_add(same(n)).is_some());
+        }
+        assert_eq!(table.find_or_add(same(FARTHEST as u64)), None);
+        assert!(table.find_or_add(FARTHEST as u64 + 7).is_some(), "there is room elsewhere");
+    }
+
+    /// The first threads of a process meet while its row is still that of a dead one.
+    #[test]
+    fn no_thread_loses_what_it_was_given() {
+        for _ in 0..50 {
+            let table = table(64);
+            table.row(0).iter().for_each(|word| word.store(99, Ordering::Relaxed));
+            let start = std::sync::Barrier::new(8);
+            std::thread::scope(|scope| {
+                for i in 0..8 {
+                    let (table, start) = (&table, &start);
+                    scope.spawn(move || {
+                        start.wait();
+                        assert!(table.give_out(i));
+                        assert!(table.is_given_out(i), "file {i} was forgotten");
+                        start.wait(); // nobody's place is given away before all have looked
+                    });
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_thread_keeps_its_place_however_many_come_and_go() {
+        let table = table(4096);
+        assert!(table.give_out(4000));
+        for i in 0..200 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| assert!(table.give_out(i)));
+            });
+            assert!(table.is_given_out(4000), "after {i} threads");
+        }
+        let kept = (0..100).filter(|&i| table.is_given_out(i)).count();
+        assert!(kept < 100, "of threads that ended long ago");
+    }
+
+    #[test]
+    fn a_thread_keeps_its_last_two_files() {
+        let table = table(64);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for i in 0..10 {
+                    assert!(table.give_out(i) && table.give_out(i));
+                }
+                let kept: Vec<_> = (0..10).filter(|&i| table.is_given_out(i)).collect();
+                assert_eq!(kept, [8, 9]);
+            });
+        });
+    }
+
+    #[test]
+    fn bytes_are_counted_once_whatever_happens_to_a_file() {
+        let table = table(8);
+        let lock = table.lock(3).unwrap();
+        table.reserve(&lock, 100);
+        assert!(table.is_reserved(3) && table.bytes() == 100);
+        table.own(&lock, (100, 1), 0);
+        assert!(!table.is_reserved(3) && table.bytes() == 100);
+        table.reserve(&lock, 40); // what a larger version needs more
+        table.own(&lock, (140, 2), 0);
+        assert_eq!(table.bytes(), 140);
+        table.own(&lock, (10, 3), 0);
+        assert_eq!(table.bytes(), 10);
+        table.reserve(&lock, 5);
+        table.unreserve(&lock);
+        table.disown(&lock);
+        table.disown(&lock);
+        assert_eq!(table.bytes(), 0);
+        assert!(table.lock(3).is_none(), "it is locked");
+        assert!(table.lock(3).is_none(), "it is locked, also after somebody tried");
+        drop(lock);
+        assert!(table.lock(3).is_some());
+    }
 }

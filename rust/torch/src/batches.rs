@@ -10,11 +10,14 @@ pub fn take_batch(bytes: usize) -> *mut u8 {
     ring::take(bytes).map_or(std::ptr::null_mut(), |buffer| buffer.into_raw().cast())
 }
 
-/// Ends a hold.
+/// Ends a hold. With null, gives back what is kept of makers that are gone, and nothing else.
 ///
 /// # Safety
-/// `data` must come from `take_batch` or `receive_batch`, and be used once.
+/// `data` must come from `take_batch` or `receive_batch`, and be used once; or be null.
 pub unsafe fn drop_batch(data: *mut u8) {
+    if data.is_null() {
+        return ring::sweep();
+    }
     // SAFETY: by the caller's promise.
     drop(unsafe { Buffer::from_raw(data.cast()) });
 }

@@ -1,0 +1,172 @@
+#include "codec_classes.h"
+
+#include <algorithm>
+
+namespace stocache::codec {
+
+std::string dotted(PyObject* module_name, const std::vector<Ref>& path) {
+  std::string name = ascii(module_name);
+  for (const auto& step : path) name += "." + ascii(step.get());
+  return name;
+}
+
+Ref find(PyObject* module_name, const std::vector<Ref>& path) {
+  Ref found(PyImport_GetModule(module_name));
+  if (!found || found.get() == Py_None) {
+    if (PyErr_Occurred()) throw python_error();
+    found = Ref(PyImport_Import(module_name));
+  }
+  for (size_t i = 0; found && i < path.size(); ++i) {
+    found = Ref(PyObject_GetAttr(found.get(), path[i].get()));
+  }
+  if (found) return found;
+  if (!PyErr_ExceptionMatches(PyExc_Exception)) throw python_error();
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  Ref own_type(type), own_value(value), own_traceback(traceback);
+  Ref said(PyObject_Str(value));
+  PyErr_Clear();
+  const std::string why =
+      type_name(reinterpret_cast<PyTypeObject*>(type)) + (said ? ": " + ascii(said.get()) : "");
+  TORCH_CHECK_VALUE(false, "the class ", dotted(module_name, path),
+                    ", of which a sample was stored, is not found (", why, ")");
+}
+
+std::vector<Ref> split(std::string_view qualified) {
+  std::vector<Ref> path;
+  while (true) {
+    const size_t dot = qualified.find('.');
+    path.push_back(interned(qualified.substr(0, dot)));
+    if (dot == std::string_view::npos) return path;
+    qualified.remove_prefix(dot + 1);
+  }
+}
+
+namespace {
+
+// Whether object.__new__ makes instances of this type: no base has a layout of its own.
+bool is_plain_object(PyTypeObject* type) {
+  PyObject* bases = type->tp_mro;
+  for (Py_ssize_t i = 0; bases && i < PyTuple_GET_SIZE(bases); ++i) {
+    auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(bases, i));
+    if (base == &PyBaseObject_Type) continue;
+    Ref dict = checked(PyObject_GetAttr(reinterpret_cast<PyObject*>(base), NAME("__dict__")));
+    Ref maker(PyObject_GetItem(dict.get(), NAME("__new__")));
+    if (!maker) PyErr_Clear();
+    if (maker && PyCFunction_Check(maker.get())) return false;
+  }
+  return true;
+}
+
+void add_names(Known& known, PyObject* names) {
+  Ref items = checked(PySequence_Tuple(names));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items.get()); ++i) {
+    PyObject* name = PyTuple_GET_ITEM(items.get(), i);
+    TORCH_CHECK_TYPE(PyUnicode_CheckExact(name), type_name(known.pytype()),
+                     " has a field whose name is no str");
+    auto same = [&](const Ref& other) { return PyUnicode_Compare(other.get(), name) == 0; };
+    if (std::any_of(known.names.begin(), known.names.end(), same)) continue;
+    known.names.push_back(interned(utf8(name)));
+  }
+}
+
+// What kind of class this is: NamedTuple, DataClass, Enum, or none of them.
+std::optional<Kind> class_kind(PyTypeObject* type) {
+  auto* object = reinterpret_cast<PyObject*>(type);
+  Ref enum_module = loaded(NAME("enum"));
+  Ref enum_class = enum_module ? attribute(enum_module.get(), NAME("Enum")) : Ref();
+  if (is_subtype(type, enum_class.get())) return Kind::Enum;
+  if (PyType_IsSubtype(type, &PyTuple_Type)) {
+    Ref fields = attribute(object, NAME("_fields"));
+    const bool good = fields && PyTuple_CheckExact(fields.get()) &&
+                      PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) &&
+                      type->tp_alloc == PyType_GenericAlloc &&
+                      type->tp_itemsize == PyTuple_Type.tp_itemsize;
+    return good ? std::optional(Kind::NamedTuple) : std::nullopt;
+  }
+  Ref fields = attribute(object, NAME("__dataclass_fields__"));
+  return fields && is_plain_object(type) ? std::optional(Kind::DataClass) : std::nullopt;
+}
+
+std::shared_ptr<const Known> study_class(PyTypeObject* type, Kind kind) {
+  auto* object = reinterpret_cast<PyObject*>(type);
+  auto known = std::make_shared<Known>();
+  known->kind = kind;
+  known->type = Ref::to(object);
+  Ref module = checked(PyObject_GetAttr(object, NAME("__module__")));
+  Ref name = checked(PyObject_GetAttr(object, NAME("__qualname__")));
+  TORCH_CHECK_TYPE(PyUnicode_Check(module.get()) && PyUnicode_Check(name.get()), type->tp_name,
+                   " does not say in which module it is");
+  std::string_view module_text = utf8(module.get());
+  // What a spawned process calls the program that its parent calls __main__; it has both names.
+  if (module_text == "__mp_main__") module_text = "__main__";
+  known->module = interned(module_text);
+  known->path = split(utf8(name.get()));
+  put_text(known->place, module_text);
+  put_text(known->place, utf8(name.get()));
+  if (kind == Kind::NamedTuple) {
+    Ref fields = checked(PyObject_GetAttr(object, NAME("_fields")));
+    add_names(*known, fields.get());
+    TORCH_CHECK_TYPE(known->names.size() == static_cast<size_t>(PyObject_Length(fields.get())),
+                     type_name(type), " has two fields of one name");
+    known->fields = known->names.size();
+  } else if (kind == Kind::DataClass) {
+    Ref fields = checked(PyObject_CallOneArg(KEPT("dataclasses", "fields"), object));
+    Ref names = checked(PyList_New(0));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(fields.get()); ++i) {
+      Ref field = checked(PyObject_GetAttr(PyTuple_GET_ITEM(fields.get(), i), NAME("name")));
+      check(PyList_Append(names.get(), field.get()));
+    }
+    add_names(*known, names.get());
+    known->fields = known->names.size();
+    Ref slots = checked(PyObject_CallOneArg(KEPT("copyreg", "_slotnames"), object));
+    add_names(*known, slots.get());
+  }
+  put_count(known->fields_bytes, known->fields);
+  put_count(known->fields_bytes, known->names.size() - known->fields);
+  for (const auto& field : known->names) put_text(known->fields_bytes, utf8(field.get()));
+  return known;
+}
+
+}  // namespace
+
+std::shared_ptr<const Known> study(PyTypeObject* type) {
+  static auto& memory = *new Memory<Known>;
+  auto* object = reinterpret_cast<PyObject*>(type);
+  if (auto found = memory.find(object)) return found;
+
+  auto simple = [&](Kind kind) {
+    auto known = std::make_shared<Known>();
+    known->kind = kind;
+    known->type = Ref::to(object);
+    return known;
+  };
+  std::shared_ptr<const Known> made;
+  const Numpy* np = numpy_if_loaded();
+  if (np && (object == np->ndarray || object == np->memmap)) {
+    made = simple(Kind::Array);
+  } else if (np && object == np->str) {
+    made = simple(Kind::NumpyStr);
+  } else if (np && object == np->bytes) {
+    made = simple(Kind::NumpyBytes);
+  } else if (np && is_subtype(type, np->generic)) {
+    // Only types of numpy itself; those that add something look like the one they derive from.
+    Ref dtype(PyObject_CallOneArg(np->dtype, object));
+    Ref its_type = dtype ? attribute(dtype.get(), NAME("type")) : Ref();
+    PyErr_Clear();
+    if (its_type.get() == object) made = simple(Kind::NumpyScalar);
+  } else if (const auto kind = class_kind(type)) {
+    made = study_class(type, *kind);
+  } else {
+    Ref images = loaded(NAME("PIL.Image"));
+    Ref files = loaded(NAME("PIL.ImageFile"));
+    Ref image = images ? attribute(images.get(), NAME("Image")) : Ref();
+    Ref file = files ? attribute(files.get(), NAME("ImageFile")) : Ref();
+    if (object == image.get() || is_subtype(type, file.get())) made = simple(Kind::Image);
+  }
+  if (made) memory.add(object, made);
+  return made;
+}
+
+}  // namespace stocache::codec

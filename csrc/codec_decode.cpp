@@ -1,0 +1,359 @@
+// Records to samples: Decoder walks a schema and makes objects over the bytes of a record.
+#include "codec_schema.h"
+// Python.h stays first.
+#include <ATen/EmptyTensor.h>
+#include <ATen/Functions.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Size.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstring>
+
+namespace stocache::codec {
+namespace {
+
+// Memory of a record as numpy and PIL take it.
+struct Slice {
+  PyObject_HEAD c10::StorageImpl* owner;
+  void* data;
+  Py_ssize_t size;
+};
+
+void slice_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  c10::raw::intrusive_ptr::decref(reinterpret_cast<Slice*>(self)->owner);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+int slice_buffer(PyObject* self, Py_buffer* view, int flags) {
+  auto* slice = reinterpret_cast<Slice*>(self);
+  return PyBuffer_FillInfo(view, self, slice->data, slice->size, /*readonly=*/0, flags);
+}
+
+PyTypeObject* slice_type() {
+  static PyType_Slot slots[] = {
+      {Py_tp_dealloc, reinterpret_cast<void*>(slice_dealloc)},
+      {Py_bf_getbuffer, reinterpret_cast<void*>(slice_buffer)},
+      {0, nullptr},
+  };
+  static PyType_Spec spec = {"stocache._C.Slice", sizeof(Slice), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+  static PyObject* type = nullptr;
+  if (!type) type = checked(PyType_FromSpec(&spec)).release();
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
+void drop_owner(void* owner) {
+  c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(owner));
+}
+
+class Decoder {
+ public:
+  // The record was checked to be of the form that `decode` asks for, and is aligned to 16.
+  Decoder(const Schema::Impl& impl, const at::Tensor& record)
+      : impl_(impl),
+        owner_(record.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()),
+        base_(static_cast<uint8_t*>(record.mutable_data_ptr())) {
+    const auto length = static_cast<uint64_t>(record.numel());
+    if (length < impl.head()) damaged("it is too short");
+    words_.resize(impl.words);
+    extents_.resize(impl.leaves.size());
+    if (!words_.empty()) std::memcpy(words_.data(), base_, 4 * words_.size());
+    if (!impl.layout(words_.data(), length, extents_.data())) {
+      damaged("its length is not that of its parts");
+    }
+  }
+
+  // The next node and all below it.
+  Ref node();
+
+ private:
+  using Node = Schema::Impl::Node;
+  using Extent = Schema::Impl::Extent;
+
+  uint8_t* number_at(const Node& node) const {
+    return base_ + impl_.numbers_at() + 8 * uint64_t{node.number};
+  }
+  template <typename Value>
+  Value number(const Node& node, size_t index = 0) const {
+    Value value;
+    static_assert(sizeof(value) == 8);
+    std::memcpy(&value, number_at(node) + 8 * index, 8);
+    return value;
+  }
+  const uint8_t* payload(const Node& node) const { return base_ + extents_[node.leaf].at; }
+  uint64_t size(const Node& node) const { return extents_[node.leaf].size; }
+
+  Ref slice(uint8_t* data, uint64_t size) const;
+  Ref tensor(const Node& node) const;
+  Ref array(const Node& node) const;
+  Ref number_list(const Node& node) const;
+  Ref named_tuple(const Node& node);
+  Ref data_class(const Node& node);
+  Ref enum_member(const Node& node) const;
+  Ref image(const Node& node);
+
+  const Schema::Impl& impl_;
+  c10::StorageImpl* owner_;
+  uint8_t* base_;
+  c10::SmallVector<uint32_t, 24> words_;
+  c10::SmallVector<Extent, 8> extents_;
+  size_t next_ = 0;
+};
+
+Ref Decoder::slice(uint8_t* data, uint64_t size) const {
+  PyTypeObject* type = slice_type();
+  Ref made = checked(type->tp_alloc(type, 0));
+  auto* slice = reinterpret_cast<Slice*>(made.get());
+  c10::raw::intrusive_ptr::incref(owner_);
+  slice->owner = owner_;
+  slice->data = data;
+  slice->size = static_cast<Py_ssize_t>(size);
+  return made;
+}
+
+Ref Decoder::tensor(const Node& node) const {
+  c10::SmallVector<int64_t, 8> sizes;
+  for (uint32_t i = 0; i < node.count; ++i) sizes.push_back(words_[node.word + i]);
+  const Extent& extent = extents_[node.leaf];
+  c10::DataPtr memory(nullptr, c10::Device(c10::DeviceType::CPU));
+  if (extent.size) {
+    c10::raw::intrusive_ptr::incref(owner_);
+    memory =
+        c10::DataPtr(base_ + extent.at, owner_, &drop_owner, c10::Device(c10::DeviceType::CPU));
+  }
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), extent.size, std::move(memory), c10::GetCPUAllocator(),
+      /*resizable=*/true);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)),
+                                                   c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                   c10::scalarTypeToTypeMeta(node.type));
+  impl->set_sizes_contiguous(sizes);
+  return checked(THPVariable_Wrap(at::Tensor(std::move(impl))));
+}
+
+Ref Decoder::array(const Node& node) const {
+  const DType& type = impl_.dtypes[node.entry];
+  Ref dtype = type.flexible ? make_dtype(type, words_[node.word + node.count])
+                            : Ref::to(impl_.objects().dtypes[node.entry].get());
+  Ref shape = checked(PyTuple_New(node.count));
+  for (uint32_t i = 0; i < node.count; ++i) {
+    PyTuple_SET_ITEM(shape.get(), i,
+                     checked(PyLong_FromUnsignedLong(words_[node.word + i])).release());
+  }
+  if (!size(node)) {
+    PyObject* arguments[] = {shape.get(), dtype.get()};
+    return checked(PyObject_Vectorcall(numpy().ndarray, arguments, 2, nullptr));
+  }
+  Ref memory = slice(base_ + extents_[node.leaf].at, size(node));
+  PyObject* arguments[] = {shape.get(), dtype.get(), memory.get()};
+  return checked(PyObject_Vectorcall(numpy().ndarray, arguments, 3, nullptr));
+}
+
+Ref Decoder::number_list(const Node& node) const {
+  const uint8_t* values = payload(node);
+  const auto count = static_cast<Py_ssize_t>(size(node) / 8);
+  Ref list = checked(PyList_New(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = nullptr;
+    if (node.kind == Kind::Ints) {
+      int64_t value;
+      std::memcpy(&value, values + 8 * i, 8);
+      item = PyLong_FromLongLong(value);
+    } else {
+      double value;
+      std::memcpy(&value, values + 8 * i, 8);
+      item = PyFloat_FromDouble(value);
+    }
+    PyList_SET_ITEM(list.get(), i, checked(item).release());
+  }
+  return list;
+}
+
+Ref Decoder::named_tuple(const Node& node) {
+  const auto known = impl_.resolve(node.entry);
+  c10::SmallVector<Ref, 8> items;
+  for (uint32_t i = 0; i < node.count; ++i) items.push_back(this->node());
+  PyTypeObject* type = known->pytype();
+  Ref made = checked(type->tp_alloc(type, node.count));
+  for (uint32_t i = 0; i < node.count; ++i) {
+    PyTuple_SET_ITEM(made.get(), i, items[i].release());
+  }
+  return made;
+}
+
+Ref Decoder::data_class(const Node& node) {
+  const auto known = impl_.resolve(node.entry);
+  static PyObject* maker = nullptr;
+  if (!maker) {
+    maker =
+        checked(PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyBaseObject_Type), "__new__"))
+            .release();
+  }
+  Ref made = checked(PyObject_CallOneArg(maker, known->type.get()));
+  auto set = [&](PyObject* name) {
+    if (impl_.nodes[next_].kind == Kind::Missing) {
+      ++next_;
+      return;
+    }
+    Ref value = this->node();
+    // Past a __setattr__ of its own, which in a frozen class refuses.
+    check(PyObject_GenericSetAttr(made.get(), name, value.get()));
+  };
+  for (const auto& name : known->names) set(name.get());
+  const auto& names = impl_.objects().names;
+  for (uint32_t i = 0; i < node.more; ++i) set(names[node.names + i].get());
+  return made;
+}
+
+Ref Decoder::enum_member(const Node& node) const {
+  const auto known = impl_.resolve(node.entry);
+  Ref name = make_text(payload(node), size(node));
+  Ref member(PyObject_GetItem(known->type.get(), name.get()));
+  if (!member) {
+    if (!PyErr_ExceptionMatches(PyExc_KeyError)) throw python_error();
+    PyErr_Clear();
+    TORCH_CHECK_VALUE(false, "a sample was stored with the member ", ascii(name.get()), " of ",
+                      type_name(known->pytype()), ", which has no such member now");
+  }
+  return member;
+}
+
+Ref Decoder::image(const Node& node) {
+  const auto& image = impl_.images[node.entry];
+  Ref pixels = slice(base_ + extents_[node.leaf].at, size(node));
+  Ref made =
+      checked(PyObject_CallFunction(KEPT("PIL.Image", "frombytes"), "s(II)O", image.mode.c_str(),
+                                    words_[node.word], words_[node.word + 1], pixels.get()));
+  if (!image.palette.empty()) {
+    const Extent& extent = extents_[node.leaf + 1];
+    Ref palette = make_bytes(base_ + extent.at, extent.size);
+    checked(
+        PyObject_CallMethod(made.get(), "putpalette", "Os", palette.get(), image.palette.c_str()));
+  }
+  if (impl_.nodes[next_].kind == Kind::Missing) {
+    ++next_;
+    return made;
+  }
+  Ref transparency = this->node();
+  Ref info = checked(PyObject_GetAttr(made.get(), NAME("info")));
+  check(PyObject_SetItem(info.get(), NAME("transparency"), transparency.get()));
+  return made;
+}
+
+Ref Decoder::node() {
+  const Node& node = impl_.nodes[next_++];
+  switch (node.kind) {
+    case Kind::Tensor:
+      return tensor(node);
+    case Kind::Int:
+      return checked(PyLong_FromLongLong(number<int64_t>(node)));
+    case Kind::Tuple: {
+      Ref tuple = checked(PyTuple_New(node.count));
+      for (uint32_t i = 0; i < node.count; ++i) {
+        PyTuple_SET_ITEM(tuple.get(), i, this->node().release());
+      }
+      return tuple;
+    }
+    case Kind::List: {
+      Ref list = checked(PyList_New(node.count));
+      for (uint32_t i = 0; i < node.count; ++i) {
+        PyList_SET_ITEM(list.get(), i, this->node().release());
+      }
+      return list;
+    }
+    case Kind::Dict:
+    case Kind::OrderedDict:
+      return make_dict(impl_, node, next_, [&] { return this->node(); });
+    case Kind::Str:
+      return make_text(payload(node), size(node));
+    case Kind::Float:
+      return checked(PyFloat_FromDouble(number<double>(node)));
+    case Kind::Bool:
+      return Ref::to(number<uint64_t>(node) ? Py_True : Py_False);
+    case Kind::None:
+      return Ref::to(Py_None);
+    case Kind::Complex:
+      return checked(PyComplex_FromDoubles(number<double>(node), number<double>(node, 1)));
+    case Kind::Bytes:
+      return make_bytes(payload(node), size(node));
+    case Kind::ByteArray:
+      return checked(PyByteArray_FromStringAndSize(reinterpret_cast<const char*>(payload(node)),
+                                                   static_cast<Py_ssize_t>(size(node))));
+    case Kind::BigInt: {
+      Ref bytes = make_bytes(payload(node), size(node));
+      Ref method =
+          checked(PyObject_GetAttr(reinterpret_cast<PyObject*>(&PyLong_Type), NAME("from_bytes")));
+      Ref arguments = checked(Py_BuildValue("(Os)", bytes.get(), "little"));
+      Ref options = checked(Py_BuildValue("{s:O}", "signed", Py_True));
+      return checked(PyObject_Call(method.get(), arguments.get(), options.get()));
+    }
+    case Kind::Array:
+      return array(node);
+    case Kind::NumpyScalar: {
+      Ref memory = slice(number_at(node), impl_.dtypes[node.entry].itemsize);
+      Ref shape = checked(PyTuple_New(0));
+      PyObject* arguments[] = {shape.get(), impl_.objects().dtypes[node.entry].get(), memory.get()};
+      Ref array = checked(PyObject_Vectorcall(numpy().ndarray, arguments, 3, nullptr));
+      return checked(PyObject_GetItem(array.get(), shape.get()));
+    }
+    case Kind::NumpyStr: {
+      Ref text = make_text(payload(node), size(node));
+      return checked(PyObject_CallOneArg(numpy().str, text.get()));
+    }
+    case Kind::NumpyBytes: {
+      Ref bytes = make_bytes(payload(node), size(node));
+      return checked(PyObject_CallOneArg(numpy().bytes, bytes.get()));
+    }
+    case Kind::Ints:
+    case Kind::Floats:
+      return number_list(node);
+    case Kind::Size: {
+      Ref sizes = checked(PyTuple_New(node.count));
+      for (uint32_t i = 0; i < node.count; ++i) {
+        PyTuple_SET_ITEM(sizes.get(), i,
+                         checked(PyLong_FromLongLong(number<int64_t>(node, i))).release());
+      }
+      return checked(PyObject_CallOneArg(reinterpret_cast<PyObject*>(&THPSizeType), sizes.get()));
+    }
+    case Kind::NamedTuple:
+      return named_tuple(node);
+    case Kind::DataClass:
+      return data_class(node);
+    case Kind::Enum:
+      return enum_member(node);
+    case Kind::Image:
+      return image(node);
+    case Kind::Pickle: {
+      Ref bytes = make_bytes(payload(node), size(node));
+      return checked(PyObject_CallOneArg(KEPT("pickle", "loads"), bytes.get()));
+    }
+    case Kind::Missing:
+      break;
+  }
+  Reader::malformed("an unknown kind of part");
+}
+
+}  // namespace
+
+PyObject* Schema::decode(const at::Tensor& record, bool allow_pickle) const {
+  TORCH_CHECK_VALUE(record.defined() && record.device().is_cpu() &&
+                        record.layout() == at::kStrided && record.scalar_type() == at::kByte &&
+                        record.dim() == 1 && record.is_contiguous(),
+                    "a record is a contiguous CPU tensor of bytes with one dimension");
+  TORCH_CHECK_VALUE(allow_pickle || !impl_->needs_pickle,
+                    "the sample holds objects stored with pickle, which can run any code when ",
+                    "loaded; pass allow_pickle=True if you trust who wrote it");
+  if (reinterpret_cast<uintptr_t>(record.const_data_ptr()) % 16) {
+    return Decoder(*impl_, record.clone()).node().release();
+  }
+  return Decoder(*impl_, record).node().release();
+}
+
+}  // namespace stocache::codec
