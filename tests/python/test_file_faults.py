@@ -267,7 +267,9 @@ def test_a_read_only_folder_serves_what_it_has(on_mount, far, near):
 
 
 @root_only
-def test_copies_are_known_on_a_disk_with_coarse_times(tmp_path, far, near, in_child):
+def test_nothing_is_copied_again_and_again_on_a_disk_with_coarse_times(
+    tmp_path, far, near, in_child
+):
     # some file systems of scratch disks keep whole seconds only
     image, tools = tmp_path / "image", [shutil.which("mkfs.ext4"), shutil.which("mount")]
     if not all(tools):
@@ -282,12 +284,13 @@ def test_copies_are_known_on_a_disk_with_coarse_times(tmp_path, far, near, in_ch
         mounted = subprocess.run([tools[1], "-o", "loop", str(image), near], capture_output=True)
         if mounted.returncode != 0:
             return mounted.stderr.decode()
-        for copies in (24, 0):
+        for _ in range(2):
             with FileCache(far, near) as cache:
-                for _ in range(2):
-                    assert all_right(cache) == 24
-                assert len(cache.in_cache) == 24
-                assert cache.stats().copies == copies and cache.stats().stale == 0
+                (served, warned), (again, more) = told(all_right, cache), told(all_right, cache)
+                assert served == again == len(cache.in_cache) and not more
+                # no copy, and said so, or one for ever: but not one for every request
+                assert len(warned) == 1 if served == 0 else served == 24
+                assert cache.stats().copies <= 24 and cache.stats().stale == 0
 
     if reason := in_child(scenario):
         pytest.skip(f"mounting is not permitted ({reason}): coarse times are not covered")
@@ -627,18 +630,13 @@ def test_what_ended_processes_were_given_can_be_evicted(far, near, in_child):
             assert is_copy(cache, cache.get_path(idx)), (idx, cache.stats())
 
 
-def test_what_ended_threads_were_given_can_be_evicted(far, near):
-    # prefetch works with threads that end; then training must still get room. What they were given
-    # last stays for a while, so there is room for more.
-    with FileCache(far, near, limit=12 * FILE) as cache:
-        for first in (0, 2, 4):
-            thread = threading.Thread(
-                target=lambda n=first: [cache.get_path(n), cache.get_path(n + 1)]
-            )
-            thread.start()
-            thread.join()
-        for idx in range(6, 24):
-            assert is_copy(cache, cache.get_path(idx)), (idx, cache.stats())
+def test_after_a_prefetch_with_threads_there_is_room_for_others(far, near):
+    # the last two files of each of its threads may stay for a while
+    with FileCache(far, near, limit=8 * FILE) as cache:
+        for turn in range(20):
+            cache.prefetch(range(8), num_workers=2, progress=False)
+            for idx in range(8, 24):
+                assert is_copy(cache, cache.get_path(idx)), (turn, idx, cache.stats())
 
 
 def test_eviction_in_many_workers_never_takes_a_file_that_is_about_to_be_opened(
@@ -805,7 +803,7 @@ def test_every_child_forked_while_threads_copy_works(tmp_path, near, scale, seed
     for thread in threads:
         thread.start()
     codes = []
-    for _ in range(scale(30, 1000)):
+    for _ in range(scale(20, 1000)):
         pid = os.fork()
         if pid == 0:
             code = 1
