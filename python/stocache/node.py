@@ -22,6 +22,7 @@ def get_shm_size() -> int:
 def sweep() -> list[str]:
     """Removes caches in /dev/shm that no process uses and nobody keeps; returns their file names.
 
-    Runs at every creation of a cache too. Other users' caches are never touched.
+    Runs at every creation of a cache too, and at the exit of a process that closed one while others
+    used it. Other users' caches are never touched.
     """
     return _C.sweep()
