@@ -1,5 +1,6 @@
 //! One file copied whole, or not at all.
 
+use crate::file::open_private;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
@@ -64,11 +65,7 @@ pub(crate) fn copy(
     if version(&before) != wanted {
         return Err(Trouble::Changed);
     }
-    let mode = Mode::RUSR | Mode::WUSR;
-    let flags =
-        OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let target = rustix::fs::openat(CWD, to, flags, mode).map_err(Trouble::Copy)?;
-    rustix::fs::fchmod(&target, mode).map_err(Trouble::Copy)?; // whatever the umask says
+    let target = open_private(to, OFlags::TRUNC | OFlags::WRONLY).map_err(Trouble::Copy)?;
     set_time(&target, &before).map_err(Trouble::Copy)?; // before all the work
     let (copied, hash) = if hashed {
         by_hand(source.as_fd(), target.as_fd(), 0, wanted.0, true)?

@@ -18,6 +18,15 @@ pub(crate) fn unlink_same(file: BorrowedFd<'_>, path: &Path) -> bool {
     }
 }
 
+/// Opens a file for writing, made if need be, that only its owner may reach, whatever the umask says.
+pub(crate) fn open_private(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let mode = Mode::RUSR | Mode::WUSR;
+    let flags = flags | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = rustix::fs::openat(CWD, path, flags, mode)?;
+    rustix::fs::fchmod(&file, mode)?;
+    Ok(file)
+}
+
 /// Whether two looks met one file.
 pub(crate) fn is_same(a: &rustix::fs::Stat, b: &rustix::fs::Stat) -> bool {
     (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)

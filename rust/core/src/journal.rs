@@ -14,7 +14,7 @@
 //! is most of it. Who appends has the log locked, shared (flock); who writes it anew, alone. So no
 //! record is lost, also if the processes do not share a /dev/shm.
 
-use crate::file::{is_same, write_all};
+use crate::file::{is_same, open_private, write_all};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -82,11 +82,9 @@ impl Journal {
 
     /// O_APPEND: the kernel puts each write at the end, whoever else writes.
     fn append(&self, records: &[u8]) -> rustix::io::Result<()> {
-        let flags =
-            OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let began = Instant::now();
         let file = loop {
-            let file = rustix::fs::openat(CWD, &self.path, flags, Mode::RUSR | Mode::WUSR)?;
+            let file = open_private(&self.path, OFlags::APPEND | OFlags::WRONLY)?;
             let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
             // Where files cannot be locked, nobody writes the log anew.
             let busy = locked == Err(Errno::WOULDBLOCK) || !self.is_at(file.as_fd());
@@ -166,9 +164,7 @@ impl Journal {
             records.extend(record(KEPT, name, *kept));
         }
         let new = beside(&self.path, ".new");
-        let flags =
-            OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = rustix::fs::openat(CWD, &new, flags, Mode::RUSR | Mode::WUSR)?;
+        let file = open_private(&new, OFlags::TRUNC | OFlags::WRONLY)?;
         write_all(file.as_fd(), &records, 0)?;
         rustix::fs::rename(&new, &self.path)
     }

@@ -1,6 +1,7 @@
 //! The folder on the near disk: opened, remembered, swept, and what may be removed from it.
 
 use crate::fault::{Fault, active as broken};
+use crate::file::open_private;
 use crate::files::FileOptions;
 use crate::journal::{self, Journal};
 use crate::layout::{Plan, Table};
@@ -278,13 +279,11 @@ pub(crate) struct Domain {
 impl Domain {
     pub(crate) fn join(path: &Path, instance: u128) -> rustix::io::Result<Self> {
         // Not for writing: that would keep the disk from being made read-only.
-        let flags = OFlags::CREATE | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file =
-            rustix::fs::openat(CWD, path, flags, Mode::RUSR | Mode::WUSR).or_else(|errno| {
-                // Where nothing can be written, what is there can be read.
-                let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-                rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|_| errno)
-            })?;
+        let file = open_private(path, OFlags::RDONLY).or_else(|errno| {
+            // Where nothing can be written, what is there can be read.
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|_| errno)
+        })?;
         let id = instance as u64 >> 2; // a place in a file is at most 2^63
         crate::lease::share_byte(&file, id)?;
         Ok(Self { id, file })
