@@ -35,6 +35,8 @@ class FileNames(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: Any) -> Any:
+        if type(index) is int and 0 <= index < len(self._ends):  # the usual case, quickly
+            return self._at(index)
         if isinstance(index, slice):
             return [self._at(i) for i in range(*index.indices(len(self)))]
         i = operator.index(index)

@@ -158,6 +158,8 @@ class FileCache:
         if isinstance(which, str):
             plain = which[:1] != "/" and "//" not in which and "./" not in which
             return which if plain else self._relative(which)
+        if type(which) is int:
+            return self.files[which]
         try:
             index = operator.index(which)
         except TypeError:
