@@ -163,7 +163,7 @@ PyObject* batch_copy(PyObject*, PyObject* args) {
 }
 
 PyObject* batch_sweep(PyObject*, PyObject*) {
-  bridge::drop_batch(nullptr);
+  bridge::sweep_batches();
   Py_RETURN_NONE;
 }
 

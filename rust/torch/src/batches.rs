@@ -10,14 +10,16 @@ pub fn take_batch(bytes: usize) -> *mut u8 {
     ring::take(bytes).map_or(std::ptr::null_mut(), |buffer| buffer.into_raw().cast())
 }
 
-/// Ends a hold. With null, gives back what is kept of makers that are gone, and nothing else.
+/// Gives back what is kept of makers that are gone.
+pub fn sweep_batches() {
+    ring::sweep();
+}
+
+/// Ends a hold.
 ///
 /// # Safety
-/// `data` must come from `take_batch` or `receive_batch`, and be used once; or be null.
+/// `data` must come from `take_batch` or `receive_batch`, and be used once.
 pub unsafe fn drop_batch(data: *mut u8) {
-    if data.is_null() {
-        return ring::sweep();
-    }
     // SAFETY: by the caller's promise.
     drop(unsafe { Buffer::from_raw(data.cast()) });
 }

@@ -1,7 +1,7 @@
 //! The whole boundary between Rust and C++. It forwards; it does not decide.
 #![allow(unsafe_code)] // the boundary itself
 
-use crate::batches::{drop_batch, receive_batch, send_batch, take_batch};
+use crate::batches::{drop_batch, receive_batch, send_batch, sweep_batches, take_batch};
 pub use crate::files::Files;
 use crate::files::open_files;
 pub use crate::handle::{Handle, Pin};
@@ -266,6 +266,8 @@ pub mod ffi {
         fn take_batch(bytes: usize) -> *mut u8;
         /// Ends a hold on a batch buffer.
         unsafe fn drop_batch(data: *mut u8);
+        /// Gives back what is kept of makers that are gone.
+        fn sweep_batches();
         /// A ticket for the batch buffer that holds `data`; no bytes if there is none.
         unsafe fn send_batch(data: *const u8) -> Ticket;
         /// The batch of a ticket, held until `drop_batch`.
