@@ -13,7 +13,8 @@
 //!           used      when it was last asked for, in nanoseconds of the clock
 //!           hash      of its bytes, if asked for; 0: none
 //!           reserved  bytes set aside by whoever is copying it, or died doing so
-//!   state   the file's lock (slot.rs): whoever holds it may copy, replace or remove the file
+//!   state   the file's lock (slot.rs): whoever holds it may copy, replace or remove the file.
+//!           Two more: for what earlier jobs left, and for the sum of bytes
 //!   row     one per lease: which files the threads of its holder were given last
 //! ```
 //!
@@ -35,6 +36,7 @@ use crate::slot::{Claim, FIRST_LEASE, LEASES, Orphans, Slots};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 pub(crate) const CHECKED: u64 = 1;
 pub(crate) const OWNED: u64 = 2;
@@ -51,12 +53,16 @@ const RESERVED: usize = 6;
 /// How far a key may lie from where it belongs: a full table must not be walked for every file.
 const FARTHEST: usize = 4096;
 
+/// How long to wait for who is changing the sum of bytes: a few instructions, unless it is stopped.
+const PATIENCE: Duration = Duration::from_millis(200);
+
 /// Words of all files together.
 const BYTES: usize = 0;
 const RESUME_AT: usize = 1;
 const WARNED: usize = 2;
 const RECALLED: usize = 3;
 const RECLAIMED_AT: usize = 4;
+const COUNTING: usize = 5;
 
 /// A table open in this process.
 pub(crate) struct FileTable {
@@ -288,17 +294,49 @@ impl FileTable {
         self.head(BYTES).load(Ordering::Relaxed)
     }
 
+    /// Runs `act`, which changes what files take, and their sum. Who dies in between leaves a sum that
+    /// is wrong, and COUNTING set: the next one counts anew.
+    fn counting<R>(&self, act: impl FnOnce() -> R) -> R {
+        let began = Instant::now();
+        let lock = loop {
+            match self.lock(self.entries + 1) {
+                // Who has it may be stopped: better a sum that may be wrong.
+                None if began.elapsed() < PATIENCE => std::thread::yield_now(),
+                lock => break lock,
+            }
+        };
+        if lock.is_some() && self.head(COUNTING).swap(1, Ordering::Relaxed) != 0 {
+            let of = |i: usize| {
+                let entry = self.entry(i);
+                let owned = if entry.flags() & OWNED != 0 { entry.version().0 } else { 0 };
+                owned.wrapping_add(entry.0[RESERVED].load(Ordering::Relaxed))
+            };
+            let sum = (0..self.entries).map(of).fold(0, u64::wrapping_add);
+            self.head(BYTES).store(sum, Ordering::Relaxed);
+        }
+        let result = act();
+        if lock.is_some() {
+            self.head(COUNTING).store(0, Ordering::Relaxed);
+        }
+        result
+    }
+
     /// Sets bytes aside for a file; `own` it or `unreserve` them.
     pub(crate) fn reserve(&self, file: &Locked<'_>, bytes: u64) {
-        // In this order: who dies between the two leaves too little room, not too much.
-        self.head(BYTES).fetch_add(bytes, Ordering::Relaxed);
-        self.entry(file.i).0[RESERVED].store(bytes, Ordering::Relaxed);
+        self.counting(|| {
+            self.entry(file.i).0[RESERVED].store(bytes, Ordering::Relaxed);
+            self.head(BYTES).fetch_add(bytes, Ordering::Relaxed);
+        });
     }
 
     /// Gives back what was set aside for a file, by us or by somebody who died.
     pub(crate) fn unreserve(&self, file: &Locked<'_>) {
-        let bytes = self.entry(file.i).0[RESERVED].swap(0, Ordering::Relaxed);
-        self.head(BYTES).fetch_sub(bytes, Ordering::Relaxed);
+        if self.is_reserved(file.i) {
+            self.counting(|| {
+                let bytes = self.entry(file.i).0[RESERVED].swap(0, Ordering::Relaxed);
+                self.head(BYTES).fetch_sub(bytes, Ordering::Relaxed);
+            });
+        }
     }
 
     /// Whether bytes are set aside for file `i`.
@@ -314,22 +352,26 @@ impl FileTable {
     /// The file is ours, in this version, from now on; what was set aside for it is used up.
     pub(crate) fn own(&self, file: &Locked<'_>, version: (u64, u64), hash: u64) {
         let entry = self.entry(file.i);
-        let before = if entry.flags() & OWNED != 0 { entry.version().0 } else { 0 };
-        let reserved = entry.0[RESERVED].swap(0, Ordering::Relaxed);
-        entry.set_version(version);
-        entry.set_hash(hash);
-        entry.raise(OWNED);
-        // In one step, so that nobody sees the file counted twice.
-        let change = version.0.wrapping_sub(reserved).wrapping_sub(before);
-        self.head(BYTES).fetch_add(change, Ordering::Relaxed);
+        self.counting(|| {
+            let before = if entry.flags() & OWNED != 0 { entry.version().0 } else { 0 };
+            let reserved = entry.0[RESERVED].swap(0, Ordering::Relaxed);
+            entry.set_version(version);
+            entry.set_hash(hash);
+            entry.raise(OWNED);
+            // In one step, so that nobody sees the file counted twice.
+            let change = version.0.wrapping_sub(reserved).wrapping_sub(before);
+            self.head(BYTES).fetch_add(change, Ordering::Relaxed);
+        });
     }
 
     /// The file is gone.
     pub(crate) fn disown(&self, file: &Locked<'_>) {
         let entry = self.entry(file.i);
-        if entry.lower(OWNED | CHECKED | EVICTING) & OWNED != 0 {
-            self.head(BYTES).fetch_sub(entry.version().0, Ordering::Relaxed);
-        }
+        self.counting(|| {
+            if entry.lower(OWNED | CHECKED | EVICTING) & OWNED != 0 {
+                self.head(BYTES).fetch_sub(entry.version().0, Ordering::Relaxed);
+            }
+        });
     }
 
     /// Whether the table knows what earlier jobs left.
@@ -461,6 +503,26 @@ mod tests {
         }
         assert_eq!(table.find_or_add(same(FARTHEST as u64)), None);
         assert!(table.find_or_add(FARTHEST as u64 + 7).is_some(), "there is room elsewhere");
+    }
+
+    #[test]
+    fn a_sum_that_somebody_died_changing_is_made_anew() {
+        let table = table(8);
+        table.own(&table.lock(1).unwrap(), (100, 1), 0);
+        table.reserve(&table.lock(2).unwrap(), 30);
+        let dead = table.lock(table.entries + 1).unwrap();
+        table.head(COUNTING).store(1, Ordering::Relaxed);
+        table.head(BYTES).fetch_add(5000, Ordering::Relaxed);
+        drop(dead);
+        table.unreserve(&table.lock(2).unwrap());
+        assert_eq!(table.bytes(), 100);
+        // And nobody waits for ever for one who stands still there.
+        let stopped = table.lock(table.entries + 1).unwrap();
+        table.own(&table.lock(3).unwrap(), (7, 1), 0);
+        assert_eq!(table.bytes(), 107);
+        drop(stopped);
+        table.disown(&table.lock(1).unwrap());
+        assert_eq!(table.bytes(), 7);
     }
 
     /// The first threads of a process meet while its row is still that of a dead one.
