@@ -40,6 +40,7 @@ own_shm_for_this_run()  # before torch starts threads, which would stay behind i
 
 torch = pytest.importorskip("torch")
 import stocache  # noqa: E402
+from far import make_far  # noqa: E402
 
 # A forked child hangs in OpenMP when its parent has ever run a parallel region. One thread in the
 # parent keeps every forked child of every test usable, as DataLoader does for its workers.
@@ -208,6 +209,18 @@ def cached():
     yield make
     for dataset in made:
         dataset.close()
+
+
+@pytest.fixture
+def far(tmp_path):
+    """A folder with 24 files, some of them in sub-folders."""
+    return make_far(tmp_path / "far", 24)
+
+
+@pytest.fixture
+def near(tmp_path):
+    """A folder for copies, not made yet."""
+    return str(tmp_path / "near")
 
 
 @pytest.fixture

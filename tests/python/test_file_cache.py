@@ -46,16 +46,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 @pytest.fixture
-def far(tmp_path):
-    return make_far(tmp_path / "far", 24)
-
-
-@pytest.fixture
-def near(tmp_path):
-    return str(tmp_path / "near")
-
-
-@pytest.fixture
 def make_files(far, near):
     """FileCache(far, near), closed after the test."""
     made = []

@@ -43,16 +43,6 @@ FILE = 4 * KIB
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-@pytest.fixture
-def far(tmp_path):
-    return make_far(tmp_path / "far", 24)
-
-
-@pytest.fixture
-def near(tmp_path):
-    return str(tmp_path / "near")
-
-
 def is_copy(cache, path) -> bool:
     return path.startswith(os.path.join(cache.folder, ""))
 
