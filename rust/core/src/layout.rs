@@ -394,6 +394,8 @@ pub struct Table {
     pub entries: u64,
 }
 
+/// Entries beyond those that are expected; few in unit tests, which fill a table.
+const SPARE: u64 = if cfg!(test) { 1 << 10 } else { 1 << 16 };
 /// Words of one file: a cache line.
 pub(crate) const ENTRY_WORDS: u64 = 8;
 /// Threads of a process that are told apart; see table.rs.
@@ -405,7 +407,7 @@ impl Table {
     /// Room for `files` files and for those that come later: new ones, or those of another list of
     /// names below the same source. An entry is 65 bytes.
     pub fn plan(files: u64) -> Result<Self> {
-        let table = Self { entries: files.saturating_add(files / 4).saturating_add(1 << 16) };
+        let table = Self { entries: files.saturating_add(files / 4).saturating_add(SPARE) };
         table.layout().map(|_| table)
     }
 
