@@ -104,7 +104,7 @@ def test_a_list_of_files(far, tmp_path):
     [
         (["{far}", "{far}/near"], "lies in data_path"),
         (["{far}/gone", "{near}"], "No such file or directory"),
-        (["{far}", "{near}", "--limit", "much"], "limit is 'much'; use a number of bytes"),
+        (["{far}", "{near}", "--limit", "much"], "limit is 'much'; it must be at least 1 byte"),
         (["{far}", "{near}", "--workers", "0"], "num_workers is 0; it must be at least 1"),
         (["{far}", "{near}", "--files-from", "{near}"], "No such file or directory"),
     ],

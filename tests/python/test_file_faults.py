@@ -659,7 +659,7 @@ def private_dirty() -> float:
 
 
 def test_a_million_names_grow_no_private_memory(far, near, scale, in_child):
-    count = scale(100_000, 1_000_000)
+    count = scale(300_000, 1_000_000)
     names = [f"folder/with/a/long/name/{n:09}.jpg" for n in range(count)]
     for n in range(0, count, count // 100):
         write(far, names[n], 16)
@@ -687,7 +687,7 @@ def test_a_million_names_grow_no_private_memory(far, near, scale, in_child):
         return grown, private_dirty() - before, len(held)
 
     grown, seen, _ = in_child(worker)
-    limit = 32 * count / 1_000_000  # 32 MiB at the full count
+    limit = 32 * count / 1_000_000  # 32 MiB at the full count, and room for what is there anyway
     assert max(grown) <= limit, grown
     assert seen > limit
     assert cache.stats().copies == len(real)

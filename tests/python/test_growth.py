@@ -176,6 +176,7 @@ def test_opening_and_closing_leaks_nothing(in_child, unique_name):
         name = unique_name()
         with words_cache(8, 64) as cache:
             use_fully(cache)
+        gc.collect()  # what other tests left to be collected
         before = fds_and_maps()
         for turn in range(200):
             with words_cache(8, 64, name=name, backing=("shm", "memfd")[turn % 2]) as cache:
@@ -188,4 +189,4 @@ def test_opening_and_closing_leaks_nothing(in_child, unique_name):
         return before, fds_and_maps()
 
     before, after = in_child(main)
-    assert before == after
+    assert after[0] <= before[0] and after[1] <= before[1], (before, after)

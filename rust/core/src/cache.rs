@@ -598,6 +598,15 @@ mod tests {
     }
 
     #[test]
+    fn heap_what_was_missed_in_a_closed_cache_excuses_nothing() {
+        for _ in 0..100 {
+            let known = Known::new(64);
+            assert!(!known.was_missed(7), "of a cache at the same address");
+            known.missed(7);
+        }
+    }
+
+    #[test]
     fn heap_what_is_known_is_remembered_per_sample() {
         let known = Known::new(130);
         known.insert(129);

@@ -15,20 +15,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const MISSES: usize = 4096;
 
 thread_local! {
-    /// What this thread looked for in vain, the latest first: the cache, by address, and the sample.
-    static MISSED: RefCell<VecDeque<(usize, usize)>> = const { RefCell::new(VecDeque::new()) };
+    /// What this thread looked for in vain, the latest first: the cache, by number, and the sample.
+    static MISSED: RefCell<VecDeque<(u64, usize)>> = const { RefCell::new(VecDeque::new()) };
 }
 
 /// One bit per sample that can be cached. Private to the process; Relaxed throughout, because a
 /// bit orders nothing: it only decides whether a refusal is reported.
 pub(crate) struct Known {
     bits: Box<[AtomicU64]>,
+    /// Tells caches of this process apart. Not the address: a later cache may get that of a closed
+    /// one, and with it what was missed there.
+    number: u64,
 }
 
 impl Known {
     pub(crate) fn new(capacity: u64) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let words = capacity.div_ceil(64) as usize;
-        Self { bits: (0..words).map(|_| AtomicU64::new(0)).collect() }
+        Self {
+            bits: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+        }
     }
 
     #[inline]
@@ -52,7 +59,7 @@ impl Known {
         let _ended = MISSED.try_with(|missed| {
             let mut missed = missed.borrow_mut();
             missed.truncate(MISSES - 1);
-            missed.push_front((self.address(), i));
+            missed.push_front((self.number, i));
         });
     }
 
@@ -62,14 +69,10 @@ impl Known {
         MISSED
             .try_with(|missed| {
                 let mut missed = missed.borrow_mut();
-                let at = missed.iter().position(|&miss| miss == (self.address(), i));
+                let at = missed.iter().position(|&miss| miss == (self.number, i));
                 at.and_then(|at| missed.remove(at)).is_some()
             })
             .unwrap_or(false)
-    }
-
-    fn address(&self) -> usize {
-        self.bits.as_ptr().addr()
     }
 
     /// After this process has emptied the cache.
