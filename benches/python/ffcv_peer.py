@@ -1,8 +1,8 @@
 """FFCV 1.0.2 as a peer of the benchmarks: its files, and its loaders over them.
 
 FFCV has two fields that keep bytes as they are. It compiles the decoder of NDArrayField for one
-thread, whatever the number of workers, and that of RGBImageField for all of them, which pays for
-large samples and costs for small ones. So there is a file with each, and the faster one counts.
+thread, whatever the number of workers, and that of RGBImageField, which gives images of three
+channels with the channels last, for all of them. So there is a file with each.
 
 To import this takes FFCV, which only the environment of `make bench-ffcv` has.
 """
