@@ -129,6 +129,20 @@ class Loaded:
         self.warnings = [text for sample in samples for text in sample[3]]
 
 
+def is_copy(cache, path) -> bool:
+    return path.startswith(os.path.join(cache.folder, ""))
+
+
+def all_right(cache) -> int:
+    """Reads every file through the cache, and says how many came from copies."""
+    count = 0
+    for idx, name in enumerate(cache.files):
+        path = cache.get_path(idx)
+        assert complaint(name, read(path)) is None
+        count += is_copy(cache, path)
+    return count
+
+
 IN_OPEN, IN_MOVED_TO, IN_ISDIR, IN_Q_OVERFLOW = 0x20, 0x80, 0x40000000, 0x4000
 
 

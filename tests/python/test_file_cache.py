@@ -26,9 +26,11 @@ from far import (
     Loaded,
     Original,
     Pictures,
+    all_right,
     complaint,
     content,
     copies_below,
+    is_copy,
     make_far,
     named_at,
     opened_at,
@@ -70,20 +72,6 @@ def told():
         return value, [str(warning.message) for warning in seen]
 
     return run
-
-
-def is_copy(cache, path) -> bool:
-    return path.startswith(os.path.join(cache.folder, ""))
-
-
-def all_right(cache) -> int:
-    """Reads every file through the cache, and says how many came from copies."""
-    count = 0
-    for idx, name in enumerate(cache.files):
-        path = cache.get_path(idx)
-        assert complaint(name, read(path)) is None
-        count += is_copy(cache, path)
-    return count
 
 
 # The seed's class: one changed import

@@ -25,8 +25,10 @@ from far import (
     KIB,
     Loaded,
     Pictures,
+    all_right,
     complaint,
     copies_below,
+    is_copy,
     make_far,
     opened_at,
     parts_of,
@@ -43,26 +45,12 @@ FILE = 4 * KIB
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-def is_copy(cache, path) -> bool:
-    return path.startswith(os.path.join(cache.folder, ""))
-
-
 def told(function, *args):
     """What function(*args) returned, and the texts of its warnings."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         value = function(*args)
     return value, [str(warning.message) for warning in seen]
-
-
-def all_right(cache) -> int:
-    """Reads every file through the cache, and says how many came from copies."""
-    count = 0
-    for idx, name in enumerate(cache.files):
-        path = cache.get_path(idx)
-        assert complaint(name, read(path)) is None
-        count += is_copy(cache, path)
-    return count
 
 
 # P14: kills
