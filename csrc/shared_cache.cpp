@@ -2,6 +2,9 @@
 #include <stocache/shared_cache.h>
 
 #include <algorithm>
+#include <iomanip>
+#include <ostream>
+#include <sstream>
 
 #include "cache.h"
 
@@ -61,6 +64,20 @@ std::string SharedCache::backing() const { return std::string(opened().place().b
 double SharedCache::fill_fraction() const {
   const Stats now = stats();
   return static_cast<double>(now.filled) / static_cast<double>(std::max<int64_t>(1, now.capacity));
+}
+
+double Stats::hit_rate() const {
+  return static_cast<double>(hits) / static_cast<double>(std::max<int64_t>(1, hits + misses));
+}
+
+std::ostream& operator<<(std::ostream& out, const Stats& stats) {
+  std::ostringstream line;  // `out` keeps its precision and its flags
+  line << std::fixed << std::setprecision(2) << stats.filled << " of " << stats.capacity
+       << " slots filled (" << static_cast<double>(stats.filled * stats.slot_bytes) / (1 << 30)
+       << " GiB), " << stats.hits << " hits, " << stats.misses << " misses ("
+       << std::setprecision(1) << 100 * stats.hit_rate() << "% hit rate)"
+       << (stats.frozen ? ", frozen" : "");
+  return out << line.str();
 }
 
 }  // namespace stocache

@@ -109,6 +109,15 @@ std::string shown(const stocache::Stats& s) {
                  {"frozen", json(s.frozen)}});
 }
 
+// As it is printed into a stream that has formats of its own.
+std::string line_of(const stocache::Stats& stats) {
+  std::ostringstream out;
+  out << std::hex << std::setprecision(1) << stats << ' ' << 255;
+  std::string text = out.str();
+  TORCH_CHECK(text.ends_with(" ff"), "printing changed the stream");
+  return in_quotes(text.substr(0, text.size() - 3));
+}
+
 // Errors
 
 // The exact type, as a base class would hide a wrong one.
@@ -275,6 +284,7 @@ class Server {
       return "null";
     }
     if (what == "stats") return shown(cache.stats());
+    if (what == "line") return line_of(cache.stats());
     if (what == "facts") return facts(cache);
     throw std::runtime_error("the test asked for " + what);
   }
@@ -616,6 +626,23 @@ class Plain : public torch::data::datasets::Dataset<Plain, torch::data::TensorEx
   std::shared_ptr<Loads> loads;
 };
 
+// A dataset that is asked for batches alone, and remembers for what.
+class Batches : public torch::data::datasets::BatchDataset<Batches> {
+ public:
+  std::vector<torch::data::Example<>> get_batch(c10::ArrayRef<size_t> indices) override {
+    asked->push_back({indices.begin(), indices.end()});
+    std::vector<torch::data::Example<>> batch;
+    for (const size_t index : indices) batch.push_back({sample(index), label(index)});
+    if (asked->size() == short_one) batch.pop_back();
+    return batch;
+  }
+  std::optional<size_t> size() const override { return 16; }
+
+  std::shared_ptr<std::vector<std::vector<int64_t>>> asked =
+      std::make_shared<std::vector<std::vector<int64_t>>>();
+  size_t short_one = 0;  // which of the batches lacks a sample
+};
+
 class Unsized : public Labelled {
  public:
   using Labelled::Labelled;
@@ -698,6 +725,51 @@ std::string dataset_plain(const Words&) {
                  {"data", shown(dataset.data().stats())}});
 }
 
+// Samples that were mapped before they are cached, as a dataset's deterministic part is.
+std::string dataset_mapped(const Words& w) {
+  const auto hits = w.at(0) == "views" ? stocache::Hits::views : stocache::Hits::copies;
+  int64_t mapped = 0;
+  Labelled source(16);
+  const auto loads = source.loads;
+  auto dataset = stocache::cached(
+      std::move(source).map(torch::data::transforms::Lambda<torch::data::Example<>>(
+          [&](torch::data::Example<> example) {
+            ++mapped;
+            return torch::data::Example<>(example.data * 2, example.target);
+          })),
+      a_mib(), hits);
+  bool right = true;
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (size_t i = 0; i < 16; ++i) {
+      const auto example = dataset.get(i);
+      right &= at::equal(example.data, sample(2 * i)) && at::equal(example.target, label(i));
+    }
+  }
+  return object({{"right", json(right)}, {"loads", list(loads->list())}, {"mapped", json(mapped)}});
+}
+
+// Batches in which some samples are cached: what the source is asked for, and what comes out.
+std::string dataset_batches(const Words& w) {
+  const auto hits = w.at(0) == "views" ? stocache::Hits::views : stocache::Hits::copies;
+  Batches source;
+  source.short_one = std::stoull(w.at(1));
+  const auto asked = source.asked;
+  auto dataset = stocache::cached(source, a_mib(), hits);
+  bool right = true;
+  for (const std::vector<size_t>& indices : std::vector<std::vector<size_t>>{
+           {3, 1, 2}, {1, 7, 3, 0, 9, 7}, {9, 7, 1}, {}, {4}, {15, 15}}) {
+    const auto batch = dataset.get_batch(indices);
+    right &= batch.size() == indices.size();
+    for (size_t i = 0; i < batch.size(); ++i) right &= is_right(indices[i], batch[i]);
+  }
+  std::string lists;
+  for (const auto& indices : *asked) lists += (lists.empty() ? "" : ", ") + list(indices);
+  return object({{"right", json(right)},
+                 {"asked", "[" + lists + "]"},
+                 {"data", shown(dataset.data().stats())},
+                 {"target", shown(dataset.target().stats())}});
+}
+
 std::string dataset_loader(const Words& w) {
   Labelled source(50);
   const auto loads = source.loads;
@@ -776,6 +848,8 @@ const std::map<std::string, Case> kAnswers{
     {"dataset_named", dataset_named},
     {"dataset_edited", dataset_edited},
     {"dataset_plain", dataset_plain},
+    {"dataset_mapped", dataset_mapped},
+    {"dataset_batches", dataset_batches},
     {"dataset_loader", dataset_loader},
     {"dataset_broken", dataset_broken},
     {"dataset_wrong", dataset_wrong},

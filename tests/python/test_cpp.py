@@ -280,6 +280,9 @@ class Mirror:
     def stats(self, key) -> dict:
         return dict(vars(self.caches[key].stats()))
 
+    def line(self, key) -> str:
+        return str(self.caches[key].stats())
+
     def facts(self, key) -> dict:
         cache = self.caches[key]
         _, length, dims, dtype, *_ = cache._arguments()
@@ -401,10 +404,12 @@ def random_commands(random_: random.Random, count: int):
     def index():
         return random_.choice([-1, 8, 9, *range(8), *range(8)])
 
+    calls = [
+        "get", "get", "set", "set", "offer", "get_many", "set_many", "clear", "stats", "line",
+        "facts",
+    ]  # fmt: skip
     for _ in range(count):
-        match random_.choice(
-            ["get", "get", "set", "set", "offer", "get_many", "set_many", "clear", "stats", "facts"]
-        ):
+        match random_.choice(calls):
             case "get":
                 yield f"get a {index()} {flag()} {flag()}"
             case "set":
@@ -586,7 +591,7 @@ def test_what_only_cpp_can_get_wrong(cpp, subject):
 
 CALLS = [
     "get a 0 1 1", "set a 1 x01010101 1 0", "offer a 1 x01010101", "get_many a 0 - 1",
-    "set_many a 1 zeros 0", "array a", "clear a", "stats a", "facts a",
+    "set_many a 1 zeros 0", "array a", "clear a", "stats a", "line a", "facts a",
 ]  # fmt: skip
 
 
@@ -661,6 +666,7 @@ def test_a_mount_that_is_full_freezes_the_cache_with_one_warning(start_with_moun
     assert probe.result("offer a 51 zeros") is False
     assert "01" not in probe.result("set_many a 52,53 zeros 0")["bytes"]
     assert probe.result("stats a")["frozen"] is True
+    assert probe.result("line a").endswith(" hit rate), frozen")
     assert probe.result("get a 0 1 1")["bytes"] == "01" * 4096
     assert probe.ask("array a")["error"] == "MemoryError"
     hog.unlink()
@@ -838,6 +844,71 @@ def test_a_dataset_without_targets(answer):
     assert result["right"] is True
     assert result["loads"] == [1] * 16
     assert result["data"]["filled"] == 16
+
+
+@pytest.mark.parametrize("hits", ["copies", "views"])
+def test_what_a_map_makes_of_a_dataset_is_cached(answer, hits):
+    result = answer("dataset_mapped", hits)["ok"]
+    assert result["right"] is True
+    assert result["loads"] == [1] * 16
+    assert result["mapped"] == 16
+
+
+@pytest.mark.parametrize("hits", ["copies", "views"])
+def test_what_a_batch_lacks_is_asked_for_at_once(answer, hits):
+    result = answer("dataset_batches", hits, 0)["ok"]
+    assert result["right"] is True
+    # Sample 0 says what all of them look like.
+    assert result["asked"] == [[0], [3, 1, 2], [7, 9, 7], [4], [15, 15]]
+    for cache in ("data", "target"):
+        assert result[cache]["filled"] == result[cache]["fills"] == 8
+        assert result[cache]["hits"] == 6
+        assert result[cache]["misses"] == 9
+
+
+def test_a_source_that_gives_fewer_samples_than_it_was_asked_for_is_refused(answer):
+    result = answer("dataset_batches", "copies", 3)
+    assert result == {
+        "error": "ValueError",
+        "text": "the dataset behind stocache::cached gave 2 samples for 3 indices",
+    }
+
+
+def test_the_compiler_says_which_datasets_cannot_be_cached(tmp_path):
+    def said(expression: str, check: list[str]) -> str:
+        source = tmp_path / "wrong.cpp"
+        source.write_text(WRONG_DATASETS.replace("EXPRESSION", expression))
+        done = run(*check, source)
+        return "" if done.returncode == 0 else done.stdout
+
+    include = TORCH / "include"
+    check = [
+        compiler(), "-std=c++20", "-fsyntax-only", "-I", stocache.include_path(),
+        "-isystem", include, "-isystem", include / "torch/csrc/api/include",
+    ]  # fmt: skip
+    assert said("Pictures()", check) == ""
+    assert "what makes a batch of them, as Stack does, comes after it" in said(
+        "Pictures().map(torch::data::transforms::Stack<>())", check
+    )
+    assert "a dataset that is asked by index, not a stream" in said("Stream()", check)
+
+
+WRONG_DATASETS = """
+#include <stocache/stocache.h>
+#include <torch/data/datasets/map.h>
+#include <torch/data/transforms/stack.h>
+
+using Example = torch::data::Example<>;
+struct Pictures : torch::data::datasets::Dataset<Pictures> {
+  Example get(size_t) override { return {}; }
+  std::optional<size_t> size() const override { return 1; }
+};
+struct Stream : torch::data::datasets::StreamDataset<Stream> {
+  std::vector<Example> get_batch(size_t) override { return {}; }
+  std::optional<size_t> size() const override { return 1; }
+};
+int main() { stocache::cached(EXPRESSION, stocache::Options(1)); }
+"""
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,7 @@ from pathlib import Path
 import pytest
 import stocache.shared_cache
 import torch
-
-ROOT = Path(__file__).resolve().parents[2]
+from building import ROOT, must, tool
 
 
 def test_the_example_in_the_docstring_runs():
@@ -58,7 +59,7 @@ def files_of(page: str) -> dict[str, tuple[str, str]]:
     files: dict[str, tuple[str, str]] = {}
     last = None
     for language, body in re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
-        named = re.match(r"# (\w+\.py)\n", body) if language == "python" else None
+        named = re.match(r"(?:#|//) (\w+\.\w+)\n", body) if language not in ("", "sh") else None
         if named:
             last = named[1]
             files[last] = (body, "")
@@ -91,6 +92,32 @@ def test_the_files_in_scripts_md_print_what_is_shown(unique_name, run_script, tm
     late = run_script(files["use.py"][0], check=False)
     assert late.returncode == 1
     assert late.stderr.splitlines()[-1].startswith("RuntimeError: no cache named ")
+
+
+def test_the_commands_of_cpp_md_do_what_is_shown(unique_name, tmp_path):
+    """Every command of the page but the installation, in one folder, with the files it shows."""
+    page = (ROOT / "docs" / "cpp.md").read_text().replace('"lesson', f'"{unique_name()}')
+    files = files_of(page)
+    assert list(files) == ["CMakeLists.txt", "main.cpp", "fill.py", "views.cpp", "errors.cpp"]
+    for name, (source, _) in files.items():
+        (tmp_path / name).write_text(source)
+    install, *commands = re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert "pip install" in install
+    for name in ("cmake", "ninja", "c++"):
+        tool(name, "README.md says how to get it")
+    if not shutil.which("pkg-config"):
+        pytest.skip("pkg-config is not installed: the commands of docs/cpp.md are not covered")
+    script = "set -eo pipefail\n" + "echo '=== next'\n".join(commands)
+    beside_python = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    said = must("bash", "-c", script, cwd=tmp_path, env={**os.environ, "PATH": beside_python})
+    trained, packaged, mixed, views, errors = said.split("=== next\n")
+    for text, first in ((trained, 1), (packaged, 1), (mixed, 500)):
+        hits = re.findall(r"^epoch \d: \S+ s, (\d+) of 500 samples", text, re.MULTILINE)
+        assert list(map(int, hits)) == [first, 500, 500], text
+        assert re.search(r"^500 of 500 slots filled .* hit rate\)$", text, re.MULTILINE), text
+    assert views == files["views.cpp"][1]
+    sentence, status = errors.splitlines()
+    assert sentence.startswith("no cache named") and status == "status 1"
 
 
 TIFF = ["examples/tiff_files.py", "--images", "16", "--epochs", "2", "--wait", "2"]

@@ -7,6 +7,7 @@
 #include <torch/arg.h>
 
 #include <cstdint>
+#include <iosfwd>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,7 +46,13 @@ struct Stats {
   int64_t dataset_len;  // samples in the dataset
   int64_t slot_bytes;
   bool frozen;  // no more samples are taken until clear()
+
+  // Share of look-ups that found the sample; 0 before the first.
+  double hit_rate() const;
 };
+
+// One line, as Python prints it.
+std::ostream& operator<<(std::ostream& out, const Stats& stats);
 
 // A handle. Copies share the cache; the last one to go detaches the process from it. Threads may
 // use one handle at once, as long as none of them closes or assigns it.
