@@ -570,8 +570,9 @@ def demo(table: Table, progress: tqdm[None], rounds: int) -> None:
 # --- from C++ and TorchScript -------------------------------------------------------------------
 
 
-def cpp_hit(table: Table, progress: tqdm[None], rounds: int) -> None:
-    """benches/cpp/hit.cpp, built against the installed package as a user's trainer would be."""
+def cpp_program(name: str, progress: tqdm[None], *arguments: int) -> list[list[float]]:
+    """The columns that a program of benches/cpp prints. It is built as a user's trainer would be:
+    against the installed package."""
     import stocache
 
     root = Path(__file__).resolve().parents[2]
@@ -583,21 +584,40 @@ def cpp_hit(table: Table, progress: tqdm[None], rounds: int) -> None:
         f"-DCMAKE_PREFIX_PATH={stocache.cmake_prefix_path}",
     ]  # fmt: skip
     progress.set_postfix_str("compiling")
-    for command in (configure, [str(tools / "cmake"), "--build", str(build)]):
+    for command in (configure, [str(tools / "cmake"), "--build", str(build), "--target", name]):
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     progress.set_postfix_str("")
-    lines = subprocess.check_output([str(build / "hit"), str(rounds)], text=True).splitlines()
+    printed = subprocess.check_output([str(build / name), *map(str, arguments)], text=True)
     progress.update()
-    pairs = [tuple(map(float, line.split())) for line in lines]
-    over = statistics.median(hit - select for select, hit in pairs)
-    select, hit = (statistics.median(column) for column in zip(*pairs, strict=True))
+    rows = [map(float, line.split()) for line in printed.splitlines()]
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def cpp_hit(table: Table, progress: tqdm[None], rounds: int) -> None:
+    select, hit = cpp_program("hit", progress, rounds)
+    over = statistics.median(b - a for a, b in zip(select, hit, strict=True))
     table.at_most(
         "C++, one hit: get_slot above tensor.select(0, i)",
         over,
         150,
-        f"{over:+.0f} ns  ({hit:.0f} ns / {select:.0f} ns)",
+        f"{over:+.0f} ns  ({statistics.median(hit):.0f} ns / {statistics.median(select):.0f} ns)",
         " ns",
     )
+
+
+def cpp_epoch(table: Table, progress: tqdm[None], rounds: int) -> None:
+    for size, side in (("3 KB", 32), ("150 KB", 224)):
+        memory, *sides = cpp_program("epoch", progress, rounds, side)
+        for name, took in zip(
+            ("stacked()", "copies", "views"), (sides[2], *sides[:2]), strict=True
+        ):
+            faster = statistics.median(a / b for a, b in zip(memory, took, strict=True))
+            table.info(
+                f"C++ DataLoader, epoch, {size}: tensors in memory / cached, {name}",
+                faster,
+                f"{faster:.2f} x  "
+                f"({statistics.median(memory):.1f} ms / {statistics.median(took):.1f} ms)",
+            )
 
 
 class ScriptedHits(torch.nn.Module):
@@ -639,6 +659,7 @@ SECTIONS: dict[str, Callable[[Table, Any, int], None]] = {
     "construct": construct,
     "memory": total_memory,
     "cpp": cpp_hit,
+    "cpp-epoch": cpp_epoch,
     "script": script_hit,
     "demo": demo,
 }

@@ -651,6 +651,10 @@ class Unsized : public Labelled {
 
 Options a_mib() { return Options(1.0 / 1024); }
 
+stocache::Hits hits_of(const std::string& word) {
+  return word == "views" ? stocache::Hits::views : stocache::Hits::copies;
+}
+
 bool is_right(size_t index, const torch::data::Example<>& example) {
   return at::equal(example.data, sample(index)) && at::equal(example.target, label(index)) &&
          example.data.scalar_type() == at::kInt && example.target.scalar_type() == at::kLong;
@@ -696,7 +700,7 @@ std::string dataset_named(const Words& w) {
 
 // An in-place edit of a hit, and of what the source gave.
 std::string dataset_edited(const Words& w) {
-  const auto hits = w.at(0) == "views" ? stocache::Hits::views : stocache::Hits::copies;
+  const auto hits = hits_of(w.at(0));
   auto dataset = stocache::cached(Labelled(16), a_mib(), hits);
   const auto spoil = [](torch::data::Example<> example) {
     example.data.fill_(-1);
@@ -720,6 +724,13 @@ std::string dataset_plain(const Words&) {
   for (int epoch = 0; epoch < 2; ++epoch) {
     for (size_t i = 0; i < 16; ++i) right &= at::equal(dataset.get(i).data, sample(i));
   }
+  // Two batches at once: the second must not take the memory of the first.
+  auto stacked = dataset.stacked();
+  const std::vector<size_t> indices{5, 2, 5}, others{1, 3, 4};
+  const at::Tensor batch = stacked.get_batch(indices).data, other = stacked.get_batch(others).data;
+  for (int64_t i = 0; i < 3; ++i) {
+    right &= at::equal(batch[i], sample(indices[i])) && at::equal(other[i], sample(others[i]));
+  }
   return object({{"right", json(right)},
                  {"loads", list(loads->list())},
                  {"data", shown(dataset.data().stats())}});
@@ -727,7 +738,7 @@ std::string dataset_plain(const Words&) {
 
 // Samples that were mapped before they are cached, as a dataset's deterministic part is.
 std::string dataset_mapped(const Words& w) {
-  const auto hits = w.at(0) == "views" ? stocache::Hits::views : stocache::Hits::copies;
+  const auto hits = hits_of(w.at(0));
   int64_t mapped = 0;
   Labelled source(16);
   const auto loads = source.loads;
@@ -750,7 +761,7 @@ std::string dataset_mapped(const Words& w) {
 
 // Batches in which some samples are cached: what the source is asked for, and what comes out.
 std::string dataset_batches(const Words& w) {
-  const auto hits = w.at(0) == "views" ? stocache::Hits::views : stocache::Hits::copies;
+  const auto hits = hits_of(w.at(0));
   Batches source;
   source.short_one = std::stoull(w.at(1));
   const auto asked = source.asked;
@@ -758,6 +769,15 @@ std::string dataset_batches(const Words& w) {
   bool right = true;
   for (const std::vector<size_t>& indices : std::vector<std::vector<size_t>>{
            {3, 1, 2}, {1, 7, 3, 0, 9, 7}, {9, 7, 1}, {}, {4}, {15, 15}}) {
+    if (w.at(0) == "stacked") {
+      const auto stacked = dataset.get_stacked(indices);
+      const auto rows = static_cast<int64_t>(indices.size());
+      right &= stacked.data.size(0) == rows && stacked.target.size(0) == rows;
+      for (int64_t i = 0; i < rows; ++i) {
+        right &= is_right(indices[i], {stacked.data[i], stacked.target[i]});
+      }
+      continue;
+    }
     const auto batch = dataset.get_batch(indices);
     right &= batch.size() == indices.size();
     for (size_t i = 0; i < batch.size(); ++i) right &= is_right(indices[i], batch[i]);
@@ -770,21 +790,20 @@ std::string dataset_batches(const Words& w) {
                  {"target", shown(dataset.target().stats())}});
 }
 
-std::string dataset_loader(const Words& w) {
-  Labelled source(50);
-  const auto loads = source.loads;
-  auto cached = stocache::cached(source, a_mib());
-  const SharedCache data = cached.data();
+// Three shuffled epochs of batches, each taken apart again.
+template <typename Batches>
+std::string three_epochs(Batches batches, const std::string& workers, const Loads& loads,
+                         const SharedCache& data) {
   auto loader = torch::data::make_data_loader<torch::data::samplers::RandomSampler>(
-      std::move(cached).map(torch::data::transforms::Stack<>()),
-      torch::data::DataLoaderOptions(8).workers(std::stoull(w.at(0))));
+      std::move(batches), torch::data::DataLoaderOptions(8).workers(std::stoull(workers)));
   std::vector<std::string> seen;
   bool right = true;
   for (int epoch = 0; epoch < 3; ++epoch) {
     std::vector<int64_t> labels;
     for (const auto& batch : *loader) {
+      right &= batch.data.size(0) == batch.target.numel();
       for (int64_t row = 0; row < batch.target.numel(); ++row) {
-        const int64_t index = batch.target[row].item<int64_t>() - 100;
+        const int64_t index = batch.target[row].template item<int64_t>() - 100;
         right &= at::equal(batch.data[row], sample(index));
         labels.push_back(index);
       }
@@ -794,8 +813,20 @@ std::string dataset_loader(const Words& w) {
   }
   return object({{"right", json(right)},
                  {"seen", "[" + seen[0] + ", " + seen[1] + ", " + seen[2] + "]"},
-                 {"loads", list(loads->list())},
+                 {"loads", list(loads.list())},
                  {"data", shown(data.stats())}});
+}
+
+std::string dataset_loader(const Words& w) {
+  Labelled source(50);
+  const auto loads = source.loads;
+  auto cached = stocache::cached(source, a_mib(), hits_of(w.at(0)));
+  const SharedCache data = cached.data();
+  if (w.at(0) == "stacked") {
+    return three_epochs(std::move(cached).stacked(), w.at(1), *loads, data);
+  }
+  return three_epochs(std::move(cached).map(torch::data::transforms::Stack<>()), w.at(1), *loads,
+                      data);
 }
 
 std::string dataset_broken(const Words& w) {

@@ -854,7 +854,7 @@ def test_what_a_map_makes_of_a_dataset_is_cached(answer, hits):
     assert result["mapped"] == 16
 
 
-@pytest.mark.parametrize("hits", ["copies", "views"])
+@pytest.mark.parametrize("hits", ["copies", "views", "stacked"])
 def test_what_a_batch_lacks_is_asked_for_at_once(answer, hits):
     result = answer("dataset_batches", hits, 0)["ok"]
     assert result["right"] is True
@@ -912,8 +912,9 @@ int main() { stocache::cached(EXPRESSION, stocache::Options(1)); }
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_with_threads_sees_every_sample(answer, workers):
-    result = answer("dataset_loader", workers)["ok"]
+@pytest.mark.parametrize("hits", ["copies", "views", "stacked"])
+def test_a_loader_with_threads_sees_every_sample(answer, hits, workers):
+    result = answer("dataset_loader", hits, workers)["ok"]
     assert result["right"] is True
     assert result["seen"] == [list(range(50))] * 3
     assert result["loads"] == [1] * 50
@@ -962,6 +963,7 @@ def test_an_exception_of_the_source_comes_through_and_caches_nothing(answer):
 
 def test_a_sample_of_another_shape_is_a_value_error_that_shows_both(answer):
     result = answer("dataset_broken", "odd")["ok"]
+    assert result["first"] == result["second"]
     assert result["first"]["error"] == "ValueError"
     assert "(3, 5)" in result["first"]["text"] and "(3, 4)" in result["first"]["text"]
     assert result["data"]["filled"] == 2
