@@ -1,6 +1,8 @@
 // cached(dataset, options): one line in front of a torch::data dataset.
 #pragma once
 
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <stocache/shared_cache.h>
 #include <torch/data/datasets/base.h>
 #include <torch/data/example.h>
@@ -114,6 +116,7 @@ class CachedDataset
     }
     load_missing(indices, found.template const_data_ptr<bool>(),
                  [&](int64_t row, const ExampleType& example) {
+                   const at::NoGradGuard no_grad;  // what comes out of a cache has no history
                    data.select(0, row).copy_(example.data);
                    if constexpr (has_target) target.select(0, row).copy_(example.target);
                  });
