@@ -81,6 +81,7 @@ std::shared_ptr<Cache> Cache::join(const std::string& name) {
 }
 
 std::shared_ptr<Cache> Cache::by_name(const std::string& name) {
+  check_torch();
   const auto text = ::rust::String::lossy(name);
   return translated([&] { return std::make_shared<Cache>(bridge::by_name(text)); });
 }
@@ -217,8 +218,8 @@ void Cache::throw_outside_cache(int64_t index) const {
 
 void Cache::check_value(const at::Tensor& value, at::IntArrayRef sizes, const char* what) const {
   const auto type = dtype();
-  const bool dense = value.defined() && value.layout() == c10::kStrided && !value.is_quantized() &&
-                     !value.is_nested();
+  TORCH_CHECK_VALUE(value.defined(), what, " is an undefined tensor; use an ordinary tensor");
+  const bool dense = value.layout() == c10::kStrided && !value.is_quantized() && !value.is_nested();
   TORCH_CHECK_VALUE(dense, what, " is not a dense tensor; convert it first (to_dense, dequantize)");
   TORCH_CHECK_VALUE(
       value.sizes() == sizes && value.scalar_type() == type && value.device().is_cpu(), what,
@@ -228,7 +229,8 @@ void Cache::check_value(const at::Tensor& value, at::IntArrayRef sizes, const ch
 }
 
 at::Tensor Cache::check_indices(const at::Tensor& indices) const {
-  TORCH_CHECK_TYPE(indices.defined() && !indices.is_nested(),
+  TORCH_CHECK_VALUE(indices.defined(), "indices is an undefined tensor; use an ordinary tensor");
+  TORCH_CHECK_TYPE(!indices.is_nested(),
                    "indices is no ordinary tensor; a one-dimensional tensor of integers is needed");
   TORCH_CHECK_TYPE(c10::isIntegralType(indices.scalar_type(), /*includeBool=*/false),
                    "indices has dtype ", dtype_name(indices.scalar_type()),
@@ -251,8 +253,11 @@ std::vector<int64_t> Cache::batch_sizes(int64_t rows) const {
 
 bridge::Options options_of(const Options& options, int64_t dataset_len, at::IntArrayRef data_dims,
                            at::ScalarType dtype) {
-  TORCH_CHECK_VALUE(dtype != at::ScalarType::Undefined,
-                    "Unsupported dtype: undefined; use a torch dtype such as torch.uint8");
+  // An enumeration of C++ may be any number of its type.
+  const auto number = static_cast<int>(dtype), end = static_cast<int>(at::ScalarType::Undefined);
+  TORCH_CHECK_VALUE(number >= 0 && number < end,
+                    "Unsupported dtype: ", number == end ? "undefined" : std::to_string(number),
+                    "; use a torch.dtype such as torch.uint8");
   TORCH_CHECK_VALUE(!c10::isQIntType(dtype), "Unsupported dtype: ", dtype_name(dtype),
                     " is quantized; cache int_repr() and keep the scale yourself");
   bridge::Options result;

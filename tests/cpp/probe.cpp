@@ -4,6 +4,7 @@
 // type>, "text": ...}. What the answers must be is written in tests/python/test_cpp.py.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <signal.h>
 #include <stocache/stocache.h>
 #include <sys/wait.h>
@@ -182,6 +183,7 @@ std::vector<int64_t> numbers(const std::string& word, char separator) {
 
 at::ScalarType dtype_of(const std::string& name) {
   if (name == "undefined") return at::ScalarType::Undefined;
+  if (name == "none") return static_cast<at::ScalarType>(99);
   return c10::getStringToDtypeMap().at(name);
 }
 
@@ -237,6 +239,11 @@ class Server {
     const std::string& what = w.at(0);
     if (what == "open") return open(w);
     if (what == "join") return put(w.at(1), SharedCache::join(unhex(w.at(2))));
+    if (what == "operator") {  // stocache::get, as a graph calls it
+      std::vector<c10::IValue> stack{unhex(w.at(1)), int64_t(std::stoll(w.at(2)))};
+      c10::Dispatcher::singleton().findSchemaOrThrow("stocache::get", "").callBoxed(stack);
+      return shown(stack.at(0).toTensor());
+    }
     if (what == "copy") return put(w.at(1), SharedCache(at(w.at(2))));
     if (what == "move") return put(w.at(1), SharedCache(std::move(at(w.at(2)))));
     if (what == "reset") {
