@@ -970,6 +970,7 @@ def test_a_sample_of_another_shape_is_a_value_error_that_shows_both(answer):
     assert result["first"] == result["second"]
     assert result["first"]["error"] == "ValueError"
     assert "(3, 5)" in result["first"]["text"] and "(3, 4)" in result["first"]["text"]
+    assert result["first"]["text"].endswith("; convert it first (sample 3 of the dataset)")
     assert result["data"]["filled"] == 2
 
 

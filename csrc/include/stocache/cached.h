@@ -9,6 +9,7 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -107,16 +108,18 @@ class CachedDataset
   // with each sample copied once.
   ExampleType get_stacked(c10::ArrayRef<size_t> indices) {
     const at::Tensor at = at::tensor(numbers(indices), at::kLong);
-    auto [data, found] = data_->get_many(at);
-    at::Tensor target;
+    // No structured bindings: a lambda below uses these, which clang refuses before 16.
+    at::Tensor data, target, found;
+    std::tie(data, found) = data_->get_many(at);
     if constexpr (has_target) {
-      auto [targets, found_too] = target_->get_many(at);
-      target = targets;
+      at::Tensor found_too;
+      std::tie(target, found_too) = target_->get_many(at);
       found.logical_and_(found_too);
     }
-    load_missing(indices, found.template const_data_ptr<bool>(),
-                 [&](int64_t row, const ExampleType& example) {
+    load_missing(indices, found.const_data_ptr<bool>(),
+                 [&](size_t place, const ExampleType& example) {
                    const at::NoGradGuard no_grad;  // what comes out of a cache has no history
+                   const auto row = static_cast<int64_t>(place);
                    data.select(0, row).copy_(example.data);
                    if constexpr (has_target) target.select(0, row).copy_(example.target);
                  });
@@ -172,7 +175,7 @@ class CachedDataset
       }
     }
     load_missing(indices, found.data(),
-                 [&](int64_t row, ExampleType& example) { batch[row] = std::move(example); });
+                 [&](size_t row, ExampleType& example) { batch[row] = std::move(example); });
     return batch;
   }
 
@@ -189,7 +192,7 @@ class CachedDataset
     auto loaded = load(missing);
     for (size_t i = 0; i < rows.size(); ++i) {
       keep(static_cast<int64_t>(missing[i]), loaded[i]);
-      place(static_cast<int64_t>(rows[i]), loaded[i]);
+      place(rows[i], loaded[i]);
     }
   }
 
@@ -202,8 +205,13 @@ class CachedDataset
 
   // Somebody else may have stored either part meanwhile, which is no error.
   void keep(int64_t at, const ExampleType& example) const {
-    data_->offer(at, example.data);
-    if constexpr (has_target) target_->offer(at, example.target);
+    try {
+      data_->offer(at, example.data);
+      if constexpr (has_target) target_->offer(at, example.target);
+    } catch (c10::Error& error) {
+      error.add_context(c10::str("sample ", at, " of the dataset"));
+      throw;
+    }
   }
 
   Source source_;
