@@ -11,7 +11,8 @@
 // nobody needs it any more, so views of the cache stay out of here. For the same reason nothing is
 // optional: a graph has one type. The cache itself is state outside the arguments, which no schema
 // can say; python/stocache/_ops.py tells the compiler that these calls have effects, and the
-// conservative alias analysis tells TorchScript.
+// conservative alias analysis tells TorchScript. The tag says that results depend on more than the
+// arguments: without it torch calls an operator while tracing, if its tensors are constants.
 
 #include <ATen/Functions.h>
 #include <torch/library.h>
@@ -97,7 +98,8 @@ TORCH_LIBRARY(stocache, m) {
   m.set_python_module("stocache._ops");
   const auto op = [&](const char* schema, auto* kernel) {
     m.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE),
-          torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, kernel));
+          torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, kernel),
+          {at::Tag::nondeterministic_seeded, at::Tag::pt2_compliant_tag});
   };
   op("open(str cache, float size_limit_gib, int dataset_len, int[] data_dims, ScalarType dtype, *,"
      " str backing=\"auto\", bool keep=False, str fingerprint=\"\", str verify=\"never\") -> ()",

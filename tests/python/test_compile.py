@@ -461,6 +461,27 @@ def test_a_bare_name_is_an_error_of_tracing(cache):
         assert issubclass(kind, RuntimeError) and "cache.handle" in text
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tensors_that_are_constants_of_the_graph_are_no_reason_to_call_while_tracing(
+    make_cache, backend
+):
+    # torch computes what follows from constants; of one element each, the results too
+    cache = make_cache(0.001, 8, (), torch.float32)
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def function(name):
+        batch, found = torch.ops.stocache.get_many(name, torch.tensor([2]))
+        stored = torch.ops.stocache.set(name, 2, torch.tensor(5.0))
+        many = torch.ops.stocache.set_many(name, torch.tensor([3]), torch.tensor([6.0]))
+        return batch, found, stored, many
+
+    for turn in range(3):
+        (batch, found, stored, many), did = counted(cache, lambda: function(cache.handle))
+        assert did == (bool(turn), not turn, 0 if turn else 2)
+        assert batch.tolist() == [5.0 if turn else 0.0] and found.tolist() == [turn > 0]
+        assert bool(stored) is (turn == 0) and many.tolist() == [turn == 0]
+
+
 def test_tracing_needs_no_cache_and_running_does(unique_name):
     handle = stocache.handle(unique_name(), (16,), torch.float32)
     sentence = said(lambda: stocache.SharedCache.join(handle.partition(":")[0]))
