@@ -188,6 +188,34 @@ def test_no_call_is_dropped_merged_or_moved(make_cache, backend):
         assert torch.equal(compiled.aux_array, plain.aux_array)
 
 
+def reads_what_it_wrote(name: str, i: int, x: torch.Tensor):
+    """Nothing but the cache ties these calls to each other, so that a scheduler that knows nothing
+    of it may sort them as it likes."""
+    torch.ops.stocache.set(name, i, x * 2)
+    first, found = torch.ops.stocache.get(name, i)
+    torch.ops.stocache.set(name, i, x * 4, True)
+    second, _ = torch.ops.stocache.get_many(name, torch.tensor([i]))
+    torch.ops.stocache.clear(name)
+    filled = torch.ops.stocache.stats(name)[8]
+    torch.ops.stocache.set(name, i, x * 8)
+    return first, found, second, filled
+
+
+@pytest.mark.parametrize("wrapper", ["python", "cpp"])
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_a_scheduler_that_sorts_calls_leaves_these_in_their_order(cache, mode, wrapper):
+    options = torch._inductor.list_mode_options(mode)
+    options |= {"cpp_wrapper": wrapper == "cpp", "fx_graph_cache": False}
+    function = torch.compile(reads_what_it_wrote, fullgraph=True, options=options)
+    for i in (2, 3):
+        (first, found, second, filled), did = counted(
+            cache, lambda i=i: function(cache.handle, i, row(i))
+        )
+        assert found and first.tolist() == [2.0 * i] * 16 and second.tolist() == [[4.0 * i] * 16]
+        assert filled == 0 and did == (2, 0, 3) and cache.get_slot(i).tolist() == [8.0 * i] * 16
+        cache.clear()
+
+
 @contextlib.contextmanager
 def twins(cache):
     """The same operators without what protects them: they return views, and have no effects that
