@@ -44,7 +44,12 @@ std::shared_ptr<Cache> by_handle(const std::string& handle) {
   return cache;
 }
 
-Tensor flag(bool value) { return at::scalar_tensor(value, at::kBool); }
+// As at::scalar_tensor, without its trip through a kernel that fills tensors of any size.
+Tensor flag(bool value) {
+  const Tensor result = at::empty({}, at::kBool);
+  *result.mutable_data_ptr<bool>() = value;
+  return result;
+}
 
 void open_cache(const std::string& cache, double size_limit_gib, int64_t dataset_len,
                 at::IntArrayRef data_dims, at::ScalarType dtype, const std::string& backing,
@@ -65,8 +70,7 @@ void open_cache(const std::string& cache, double size_limit_gib, int64_t dataset
 void close_cache(const std::string& cache) { Cache::release(name_of(cache)); }
 
 std::tuple<Tensor, Tensor> get(const std::string& cache, c10::SymInt index) {
-  auto [sample, found] = by_handle(cache)->copy(index.expect_int());
-  return {std::move(sample), flag(found)};
+  return by_handle(cache)->copy(index.expect_int());
 }
 
 Tensor set(const std::string& cache, c10::SymInt index, const Tensor& value, bool allow_overwrite) {
