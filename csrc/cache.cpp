@@ -130,12 +130,13 @@ bridge::Slot Cache::store(int64_t index, const at::Tensor& value, bool allow_ove
   return outcome;
 }
 
-std::tuple<at::Tensor, bool> Cache::copy(int64_t index) const {
+std::tuple<at::Tensor, at::Tensor> Cache::copy(int64_t index) const {
   const at::Tensor sample = at::empty(sizes_, at::TensorOptions().dtype(type_));
-  const at::Tensor indices = at::scalar_tensor(index, at::kLong);
-  at::Tensor found = at::empty({}, at::kBool);
+  const at::Tensor found = at::empty({}, at::kBool);
+  const at::Tensor indices = at::empty({}, at::kLong);  // scalar_tensor would take longer
+  *indices.mutable_data_ptr<int64_t>() = index;
   translated([&] { handle_->load_many(indices, sample, found, 1); });
-  return {sample, *found.const_data_ptr<bool>()};
+  return {sample, found};
 }
 
 std::tuple<at::Tensor, at::Tensor> Cache::get_many(const at::Tensor& indices,

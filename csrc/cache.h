@@ -42,7 +42,7 @@ class Cache {
   bool offer(int64_t index, const at::Tensor& value, bool allow_overwrite) const;
 
   // A copy of the sample, zeros if it is not there, and whether it is.
-  std::tuple<at::Tensor, bool> copy(int64_t index) const;
+  std::tuple<at::Tensor, at::Tensor> copy(int64_t index) const;
   // The batch and which of it was found. Without `out`, into a buffer that is used again.
   std::tuple<at::Tensor, at::Tensor> get_many(const at::Tensor& indices,
                                               const std::optional<at::Tensor>& out,

@@ -11,7 +11,8 @@
 // nobody needs it any more, so views of the cache stay out of here. For the same reason nothing is
 // optional: a graph has one type. The cache itself is state outside the arguments, which no schema
 // can say; python/stocache/_ops.py tells the compiler that these calls have effects, and the
-// conservative alias analysis tells TorchScript.
+// conservative alias analysis tells TorchScript. The tag says that results depend on more than the
+// arguments: without it torch calls an operator while tracing, if its tensors are constants.
 
 #include <ATen/Functions.h>
 #include <torch/library.h>
@@ -43,7 +44,12 @@ std::shared_ptr<Cache> by_handle(const std::string& handle) {
   return cache;
 }
 
-Tensor flag(bool value) { return at::scalar_tensor(value, at::kBool); }
+// As at::scalar_tensor, without its trip through a kernel that fills tensors of any size.
+Tensor flag(bool value) {
+  const Tensor result = at::empty({}, at::kBool);
+  *result.mutable_data_ptr<bool>() = value;
+  return result;
+}
 
 void open_cache(const std::string& cache, double size_limit_gib, int64_t dataset_len,
                 at::IntArrayRef data_dims, at::ScalarType dtype, const std::string& backing,
@@ -64,8 +70,7 @@ void open_cache(const std::string& cache, double size_limit_gib, int64_t dataset
 void close_cache(const std::string& cache) { Cache::release(name_of(cache)); }
 
 std::tuple<Tensor, Tensor> get(const std::string& cache, c10::SymInt index) {
-  auto [sample, found] = by_handle(cache)->copy(index.expect_int());
-  return {std::move(sample), flag(found)};
+  return by_handle(cache)->copy(index.expect_int());
 }
 
 Tensor set(const std::string& cache, c10::SymInt index, const Tensor& value, bool allow_overwrite) {
@@ -97,7 +102,8 @@ TORCH_LIBRARY(stocache, m) {
   m.set_python_module("stocache._ops");
   const auto op = [&](const char* schema, auto* kernel) {
     m.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE),
-          torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, kernel));
+          torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, kernel),
+          {at::Tag::nondeterministic_seeded, at::Tag::pt2_compliant_tag});
   };
   op("open(str cache, float size_limit_gib, int dataset_len, int[] data_dims, ScalarType dtype, *,"
      " str backing=\"auto\", bool keep=False, str fingerprint=\"\", str verify=\"never\") -> ()",

@@ -43,8 +43,7 @@ class Preprocess(nn.Module):
         pixels = self.cache.get_slot(index)  # a view of shared memory, or None
         if pixels is None:
             pixels = self.prepare(index)
-            # Not set_slot: that is an error if another thread of this process was faster.
-            self.cache.set_many(torch.tensor([index]), pixels.unsqueeze(0))
+            self.cache.set_slot(index, pixels)  # does nothing if somebody else was faster
         # Cached as uint8, a quarter of the memory; this is cheap enough to do every time.
         return (pixels / 255 - self.mean) / self.std
 

@@ -9,6 +9,7 @@ cache that is not among its arguments, so calls must be neither dropped, nor mer
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -88,6 +89,48 @@ def _nothing(cache: str) -> None:
     return None
 
 
+def _ordered(op: Any) -> Callable[..., Any]:
+    """How inductor lowers the operator: as it would, and after the effects that came before.
+
+    torch notes that order under the names of buffers, and its scheduler looks for the names of
+    operations. So nothing would keep a get behind the set before it once the scheduler sorts the
+    calls, for memory or for CUDA graphs.
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+    from torch.utils import _pytree
+
+    def lower(*arguments: Any, **options: Any) -> Any:
+        before = len(V.graph.operations)
+        made = ir.FallbackKernel.create(op, *arguments, **options)
+        previous = V.graph.effectful_ops.get(EffectType.ORDERED)
+        if previous is not None:
+            for operation in V.graph.operations[before:]:
+                name = operation.get_operation_name()
+                V.graph.additional_star_deps[name].add(previous.get_name())
+        return _pytree.tree_map_only(ir.IRNode, lambda node: node.wrap_for_lowering(), made)
+
+    return lower
+
+
+def _traced(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """The fake, which also tells inductor of the operators, should it have been loaded by now.
+
+    Loading it takes seconds, so `import stocache` does not. This is early enough: inductor calls
+    the fake of an operator as it lowers it, and only those after the first have an order to keep.
+    """
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if inductor := sys.modules.get("torch._inductor.lowering"):
+            for name in _FAKES:
+                op = getattr(torch.ops.stocache, name).default
+                if op not in inductor.lowerings:
+                    inductor.register_lowering(op, type_promotion_kind=None)(_ordered(op))
+        return fake(*arguments, **options)
+
+    return call
+
+
 _FAKES: dict[str, Callable[..., Any]] = {
     "open": _open,
     "close": _nothing,
@@ -105,6 +148,6 @@ with warnings.catch_warnings():
     from torch._library.effects import EffectType
 
     for _name, _fake in _FAKES.items():
-        torch.library.register_fake(f"stocache::{_name}", _fake)
+        torch.library.register_fake(f"stocache::{_name}", _traced(_fake))
         # Not public yet, and the one way there is; stocache is built for exactly one torch.
         torch.library._register_effectful_op(f"stocache::{_name}", EffectType.ORDERED)

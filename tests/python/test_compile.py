@@ -188,6 +188,34 @@ def test_no_call_is_dropped_merged_or_moved(make_cache, backend):
         assert torch.equal(compiled.aux_array, plain.aux_array)
 
 
+def reads_what_it_wrote(name: str, i: int, x: torch.Tensor):
+    """Nothing but the cache ties these calls to each other, so that a scheduler that knows nothing
+    of it may sort them as it likes."""
+    torch.ops.stocache.set(name, i, x * 2)
+    first, found = torch.ops.stocache.get(name, i)
+    torch.ops.stocache.set(name, i, x * 4, True)
+    second, _ = torch.ops.stocache.get_many(name, torch.tensor([i]))
+    torch.ops.stocache.clear(name)
+    filled = torch.ops.stocache.stats(name)[8]
+    torch.ops.stocache.set(name, i, x * 8)
+    return first, found, second, filled
+
+
+@pytest.mark.parametrize("wrapper", ["python", "cpp"])
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_a_scheduler_that_sorts_calls_leaves_these_in_their_order(cache, mode, wrapper):
+    options = torch._inductor.list_mode_options(mode)
+    options |= {"cpp_wrapper": wrapper == "cpp", "fx_graph_cache": False}
+    function = torch.compile(reads_what_it_wrote, fullgraph=True, options=options)
+    for i in (2, 3):
+        (first, found, second, filled), did = counted(
+            cache, lambda i=i: function(cache.handle, i, row(i))
+        )
+        assert found and first.tolist() == [2.0 * i] * 16 and second.tolist() == [[4.0 * i] * 16]
+        assert filled == 0 and did == (2, 0, 3) and cache.get_slot(i).tolist() == [8.0 * i] * 16
+        cache.clear()
+
+
 @contextlib.contextmanager
 def twins(cache):
     """The same operators without what protects them: they return views, and have no effects that
@@ -459,6 +487,27 @@ def test_a_bare_name_is_an_error_of_tracing(cache):
         function = torch.compile(lambda name: ops.get(name, 2), backend="eager", fullgraph=True)
         kind, text = said(lambda name=name: function(name))  # noqa: B023
         assert issubclass(kind, RuntimeError) and "cache.handle" in text
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tensors_that_are_constants_of_the_graph_are_no_reason_to_call_while_tracing(
+    make_cache, backend
+):
+    # torch computes what follows from constants; of one element each, the results too
+    cache = make_cache(0.001, 8, (), torch.float32)
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def function(name):
+        batch, found = torch.ops.stocache.get_many(name, torch.tensor([2]))
+        stored = torch.ops.stocache.set(name, 2, torch.tensor(5.0))
+        many = torch.ops.stocache.set_many(name, torch.tensor([3]), torch.tensor([6.0]))
+        return batch, found, stored, many
+
+    for turn in range(3):
+        (batch, found, stored, many), did = counted(cache, lambda: function(cache.handle))
+        assert did == (bool(turn), not turn, 0 if turn else 2)
+        assert batch.tolist() == [5.0 if turn else 0.0] and found.tolist() == [turn > 0]
+        assert bool(stored) is (turn == 0) and many.tolist() == [turn == 0]
 
 
 def test_tracing_needs_no_cache_and_running_does(unique_name):

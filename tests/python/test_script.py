@@ -460,6 +460,101 @@ def test_a_treated_module_has_the_same_cache(cache, scripted, tmp_path, treat):
     assert module(0).data_ptr() == cache.get_slot(0).data_ptr()
 
 
+class Constants(torch.nn.Module):
+    """Nothing but the cache changes from call to call."""
+
+    def __init__(self, cache):
+        super().__init__()
+        self.cache = cache
+
+    def forward(self):
+        empty = self.cache.get_slot(1) is None
+        self.cache.set_slot(1, torch.full([4], 1, dtype=torch.uint8))
+        view = self.cache.get_slot(1)
+        again = self.cache.get_slot(1)
+        assert view is not None and again is not None
+        before = again.sum()
+        view.add_(1)  # is seen by whoever has the other view
+        rows, found = self.cache.get_many(torch.tensor([1]))
+        after, filled = again.sum(), self.cache.stats()["filled"]
+        self.cache.clear()
+        return empty, before, after, rows, found, filled
+
+
+@pytest.mark.parametrize("optimized", [True, False])
+@pytest.mark.parametrize(
+    "treat",
+    [lambda module: module, torch.jit.freeze, torch.jit.optimize_for_inference],
+    ids=["script", "freeze", "optimize_for_inference"],
+)
+def test_a_cache_is_no_constant(cache, scripted, treat, optimized):
+    module = treat(torch.jit.script(Constants(scripted)).eval())
+    with torch.jit.optimized_execution(optimized):
+        for turn in range(1, SWEEPS):
+            empty, before, after, rows, found, filled = module()
+            assert empty and before == 4 and after == 8 and filled == 1
+            assert rows.tolist() == [[2] * 4] and found.all()
+            now = cache.stats()
+            assert (now.hits, now.misses, now.fills) == (3 * turn, turn, turn)
+
+
+def test_several_caches_in_one_module_stay_what_they_are(make_cache, unique_name, tmp_path):
+    one, other = make_cache(name=unique_name()), make_cache(name=unique_name())
+
+    class Several(torch.nn.Module):
+        def __init__(self, shared):
+            super().__init__()
+            self.a, self.b = shared, shared
+            self.parts = torch.nn.ModuleList([Filler(shared), Filler(other.scripted())])
+
+        def forward(self, idx: int) -> List[torch.Tensor]:  # noqa: UP006
+            rows = [part(idx) for part in self.parts]
+            self.a.set_slot(idx, rows[0] + 1, allow_overwrite=True)
+            seen = self.b.get_slot(idx)
+            assert seen is not None
+            rows.append(seen)
+            return rows
+
+    module = torch.jit.script(Several(one.scripted()))
+    for loaded in (module, load_again(module, tmp_path / "module.pt")):
+        rows = loaded(3)
+        assert rows[2].data_ptr() == one.get_slot(3).data_ptr() and rows[2].tolist() == [14] * 4
+        assert other.get_slot(3).tolist() == [13] * 4
+        one.clear()
+    loaded.a.close()
+    assert loaded.b.closed() and not module.b.closed(), "one object before, one object after"
+
+
+def test_a_trace_records_batches_and_operators_and_cannot_record_get_slot(cache, scripted):
+    class Batch(torch.nn.Module):
+        def __init__(self, cache, name: str):
+            super().__init__()
+            self.cache, self.name = cache, name
+
+        def forward(self, indices, rows):
+            before, _ = torch.ops.stocache.get_many(self.name, indices)
+            self.cache.set_many(indices, rows)
+            return before, self.cache.get_many(indices)[0]
+
+    rows = torch.arange(12, dtype=torch.uint8).reshape(3, 4)
+    example = (torch.tensor([0]), rows[:1])
+    traced = torch.jit.trace(Batch(scripted, cache.handle), example, check_trace=False)
+    cache.clear()
+    for turn in range(SWEEPS):
+        before, after = traced(torch.tensor([1, 2, 3]), rows)
+        assert torch.equal(before, rows if turn else rows * 0) and torch.equal(after, rows)
+
+    class Single(torch.nn.Module):
+        def __init__(self, cache):
+            super().__init__()
+            self.cache = cache
+
+        def forward(self, x):
+            return x + self.cache.get_slot(1)
+
+    assert said(lambda: torch.jit.trace(Single(scripted), (rows[0],)))[0] is RuntimeError
+
+
 def test_a_frozen_module_holds_its_cache_until_that_is_closed(cache, scripted):
     # torch keeps the constants of frozen modules for the life of the process
     module = torch.jit.freeze(torch.jit.script(Filler(scripted)).eval())
