@@ -43,6 +43,8 @@ pub(crate) enum Fault {
     NoChmod,
     /// Believe a record of the log whose checksum does not match.
     SkipRecordChecksum,
+    /// Replace the log without a look at what was appended meanwhile.
+    ForgetLateRecords,
     /// Take what is in the place of a copy for the copy.
     TrustCopies,
     /// Make it an error that there is no copy, instead of giving the path of the source.
@@ -120,6 +122,16 @@ mod controls {
         is_caught(
             Fault::SkipRecordChecksum,
             &["journal::tests::flipped_bits_are_found", "files::tests::a_damaged_log_is_made_anew"],
+        );
+    }
+
+    #[test]
+    fn forgetting_late_records_is_caught() {
+        is_caught(
+            Fault::ForgetLateRecords,
+            &[
+                "journal::tests::nothing_is_lost_when_who_writes_the_log_anew_takes_longer_than_others_wait",
+            ],
         );
     }
 
