@@ -1,6 +1,6 @@
 //! P4, P5, P10 and P22: names come and go, live segments stay, forks work, a lost name is no loss.
 
-use crate::processes::{Child, Random, Tally, open, request, unique};
+use crate::processes::{Child, Random, Tally, open, own_shm, request, unique};
 use crate::{Run, Verdict};
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -25,6 +25,7 @@ fn named(cache: &Cache) -> bool {
 /// are dead, at most the one object per name is left, and a sweep removes it.
 pub fn cycles(run: &mut Run) -> Verdict {
     const CHILDREN: usize = 4;
+    own_shm();
     let names: Vec<String> = (0..2).map(|i| format!("{}-{i}", unique("cycles"))).collect();
     let tally = Tally::new();
     let work = |mut random: Random| {
@@ -82,6 +83,7 @@ fn left(mine: &str) -> Vec<PathBuf> {
 /// A name goes with the last process that detaches. If all were killed, one object is left at most,
 /// and the next cache of any name removes it; of a memfd nothing is left.
 pub fn leftovers(run: &mut Run) -> Verdict {
+    own_shm();
     let mine = unique("leftovers");
     let seen = (0..run.count).try_fold(0, |seen, round| {
         end_in_order(&format!("{mine}-{round}"))
