@@ -44,6 +44,7 @@ test-long: lint ## The same with the full counts of kills and reads, and in an e
 test-rust: ## Core tests: units, models, tortures and their controls
 	$(CARGO_TEST)
 	$(CARGO_TEST) --features faults --test controls
+	$(CARGO_TEST) --features faults --lib fault::controls
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --lib slot::models
 
 # From another folder, so that nothing but the installed package can be imported.

@@ -68,6 +68,16 @@ fn robbing_a_living_writer_is_caught() {
 }
 
 #[test]
+fn leaving_the_name_behind_is_caught() {
+    is_caught("KeepName", "leftovers", 10);
+}
+
+#[test]
+fn never_sweeping_is_caught() {
+    is_caught("NoSweep", "leftovers", 10);
+}
+
+#[test]
 fn removing_a_live_segment_is_caught() {
     is_caught("UnlinkLive", "lifecycle", 10_000);
 }
@@ -80,6 +90,16 @@ fn forking_without_a_lock_of_the_childs_own_is_caught() {
 #[test]
 fn registering_fork_handlers_at_the_first_use_is_caught() {
     is_caught("LateForkHandler", "first-use", 5_000);
+}
+
+#[test]
+fn leaving_the_mode_to_the_umask_is_caught() {
+    is_caught("NoChmod", "umasks", 1);
+}
+
+#[test]
+fn joining_by_name_only_is_caught() {
+    is_caught("JoinByNameOnly", "name-removed", 10);
 }
 
 #[test]

@@ -53,6 +53,11 @@ fn p4_p5_names_of_live_segments_stay_and_leftovers_go() {
 }
 
 #[test]
+fn p4_names_go_with_the_last_process_and_what_the_killed_leave_with_the_next() {
+    holds("leftovers", 50, 1_000);
+}
+
+#[test]
 fn p5_a_child_keeps_its_segment_when_its_parent_detaches() {
     holds("fork-detach", 100, 1_000);
 }
@@ -76,6 +81,11 @@ fn p10_children_forked_during_the_first_use_all_work() {
 #[test]
 fn p11_damaged_headers_are_refused() {
     holds("headers", 100_000, 1_000_000);
+}
+
+#[test]
+fn p12_what_we_make_is_private_under_any_umask() {
+    holds("umasks", 1, 1);
 }
 
 #[test]
@@ -111,6 +121,11 @@ fn p10_children_forked_while_threads_copy_all_work() {
 #[test]
 fn a_source_that_may_not_be_read_is_an_error_with_its_number() {
     holds("files-unreadable", 1, 1);
+}
+
+#[test]
+fn p22_a_cache_without_its_name_works_on_and_can_be_joined() {
+    holds("name-removed", 50, 1_000);
 }
 
 /// Runs a torture with a tmpfs of 16 MiB over /dev/shm, in a mount namespace of its own.

@@ -1,8 +1,10 @@
-"""Calls the whole API with arguments nobody should pass: python fuzz.py SEED COUNT.
+"""Calls the whole API with arguments nobody should pass: python fuzz.py SEED COUNT [MISTAKE].
 
 Prints the number of calls and of exceptions. Whatever is not an ordinary exception (an abort, a
-signal, a SystemError, a panic) ends it with an error."""
+signal, a SystemError, a panic) ends it with an error. MISTAKE is one of those, planted half-way:
+for the control."""
 
+import ctypes
 import math
 import os
 import pickle
@@ -251,19 +253,32 @@ CALLS = [
     restore,
 ]
 
+
+def fail(error):
+    raise error
+
+
+MISTAKES = {
+    "abort": lambda c: os.abort(),
+    "crash": lambda c: ctypes.string_at(0),
+    "SystemError": lambda c: fail(SystemError("returned a result with an exception set")),
+    "panic": lambda c: fail(RuntimeError("a bug in stocache, please report it: index is 3")),
+}
+planted = {count // 2: MISTAKES[sys.argv[3]]} if len(sys.argv) > 3 else {}
+
 raised = 0
 for turn in range(count):
     call = rng.randrange(len(CALLS))
     cache = rng.choice([*CACHES * 3, CLOSED])
     # printed by the crash handler of the interpreter's parent: which call was the last
-    sys.stderr.write(f"{turn} {call}\n")
+    sys.stderr.write(f"{turn} {'planted here' if turn in planted else call}\n")
     try:
-        CALLS[call](cache)
+        planted.get(turn, CALLS[call])(cache)
     except SystemError:
         raise
     except Exception as error:
         raised += 1
-        if "panick" in str(error):
+        if "bug in stocache" in str(error):  # what becomes of a panic
             raise
 for cache in CACHES:
     cache.clear()

@@ -105,6 +105,18 @@ class Raising(Dataset):
         return idx
 
 
+class TwoWords(Exception):
+    """Made from two words, so it cannot be made again from its message."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} {two}")
+
+
+class RaisingTwoWords(Raising):
+    def __getitem__(self, idx: int):
+        raise TwoWords("on", "purpose")
+
+
 def _too_large(cache) -> None:
     stocache.SharedCache(2**30, 2**40, (1024,), verbose=False)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import stocache
 import torch
-from samples import GIB, MISTAKES, Raising
+from samples import GIB, MISTAKES, Raising, RaisingTwoWords, TwoWords
 from torch.utils.data import DataLoader
 
 
@@ -495,3 +495,15 @@ def test_an_exception_in_a_worker_reaches_the_main_process_as_itself(mistake, co
     iterator._shutdown_workers()  # else its destructor waits for seconds
     assert type(caught.value) is kind
     assert "Caught" in str(caught.value) and kind.__name__ in str(caught.value)
+
+
+def test_an_exception_that_cannot_be_made_again_arrives_as_another():
+    # the control: what the test above would see of an exception of ours that does not pickle
+    dataset = RaisingTwoWords("second set")
+    iterator = iter(DataLoader(dataset, num_workers=1, multiprocessing_context="fork"))
+    with pytest.raises(RuntimeError) as caught:
+        list(iterator)
+    iterator._shutdown_workers()
+    assert "Caught TwoWords" in str(caught.value)
+    with pytest.raises(TypeError):
+        one_line(TwoWords("one", "two"))

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import stocache
 import torch
 from kernel import process_state
 from samples import CachedSamples, complaint, limit_gib, whole, words_cache
@@ -250,19 +251,23 @@ def test_a_removed_name_does_not_stop_the_job(context):
         loader = DataLoader(
             dataset, 4, shuffle=True, num_workers=2, multiprocessing_context=context
         )
-        for turn, (indices, _, rows) in enumerate(loader):
+        found = 0
+        for turn, (indices, hits, rows) in enumerate(loader):
             for idx, row in zip(indices.tolist(), rows, strict=True):
                 assert complaint(idx, row) is None
             if turn == remove_at:
                 os.unlink(cache.path)
+            found += int(hits.sum())
+        return found
 
     path = cache.path
     epoch(remove_at=5)
     assert not os.path.exists(path)
     for idx in range(64):
-        got = cache.get_slot(idx)
-        assert got is None or complaint(idx, got) is None
-    epoch()  # these workers start when the name is gone already
+        assert complaint(idx, cache.get_slot(idx)) is None
+    # these workers start when the name is gone already, and find the very same cache
+    assert epoch() == 64
+    assert not os.path.exists(path), "a second cache was made"
     cache.stats(), cache.array, cache.aux_array
     cache.clear()
     assert dataset[0][1] is False and dataset[0][1] is True
@@ -293,6 +298,17 @@ def test_a_fuzzed_api_raises_exceptions_and_nothing_else(run_script, scale, seed
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     calls, raised = map(int, done.stdout.split()[-2:])
     assert calls > raised > 0, "some calls must succeed and some must fail"
+    assert "panicked at" not in done.stderr, f"{done.stderr[-4000:]}"
+
+
+@pytest.mark.parametrize("mistake", ["abort", "crash", "SystemError", "panic"])
+def test_a_fuzzed_api_with_a_mistake_in_it_is_noticed(run_script, seed, mistake):
+    # the control
+    script = (Path(__file__).parent / "fuzz.py").read_text()
+    done = run_script(script, seed, 50, mistake, check=False)
+    assert done.returncode in (1, -signal.SIGABRT, -signal.SIGSEGV)
+    assert "planted here" in done.stderr and not done.stdout
+    stocache.sweep()  # what the dead left
 
 
 CLOSING = {

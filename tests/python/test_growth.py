@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -103,7 +104,17 @@ def test_an_unfilled_cache_takes_no_memory(make_cache):
     cache.get_many(range(1000))
     assert os.stat(cache.path).st_blocks * 512 == taken, "a miss must not allocate"
     cache.set_slot(5, torch.zeros(4096, dtype=torch.uint8))
-    assert os.stat(cache.path).st_blocks * 512 - taken <= 3 * 4096
+    assert 0 < os.stat(cache.path).st_blocks * 512 - taken <= 3 * 4096
+
+
+def test_looking_at_holes_through_a_mapping_is_what_takes_memory(make_cache):
+    # the control: in the same file, each page that is only read becomes memory, and is seen
+    cache = make_cache(1, 2**18, (4096,), backing="shm")
+    taken = os.stat(cache.path).st_blocks * 512
+    with open(cache.path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
+        start = len(memory) // 2
+        assert not any(memory[at] for at in range(start, start + 1000 * 4096, 4096))
+    assert os.stat(cache.path).st_blocks * 512 - taken >= 1000 * 4096
 
 
 # P9: few descriptors and mappings
@@ -125,8 +136,9 @@ def use_fully(cache) -> None:
     cache.stats()
 
 
-@pytest.mark.parametrize("backing", ["shm", "memfd"])
-def test_a_cache_costs_a_process_four_descriptors_and_four_mappings_at_most(in_child, backing):
+def cost_of_five_caches(in_child, backing, leak=lambda cache: None) -> None:
+    """Fails if they cost too much, or if something of them is left; `leak` is called with each."""
+
     def main():
         use_fully(first := words_cache(8, 64, backing=backing))  # pools and the like begin here
         first.close()
@@ -134,8 +146,10 @@ def test_a_cache_costs_a_process_four_descriptors_and_four_mappings_at_most(in_c
         gc.collect()
         fds, maps = fds_and_maps()
         caches = [words_cache(8, 64, backing=backing) for _ in range(5)]
+        leaked = []
         for cache in caches:
             use_fully(cache)
+            leaked.append(leak(cache))
 
         def child(caches, send):
             for cache in caches:
@@ -171,16 +185,40 @@ def test_a_cache_costs_a_process_four_descriptors_and_four_mappings_at_most(in_c
     assert after[0] <= fds, "descriptors outlive their caches"
 
 
-def test_opening_and_closing_leaks_nothing(in_child, unique_name):
+@pytest.mark.parametrize("backing", ["shm", "memfd"])
+def test_a_cache_costs_a_process_four_descriptors_and_four_mappings_at_most(in_child, backing):
+    cost_of_five_caches(in_child, backing)
+
+
+# What a cache that leaks would do, and what the checks say of it.
+LEAKS = {
+    "a descriptor": (lambda cache: os.dup(0), "descriptors outlive"),
+    "a mapping": (lambda cache: cache.get_slot(0), "mappings outlive"),  # a view keeps it
+    "more than four": (lambda cache: [os.dup(0) for _ in range(5)], "5 \\* 4"),
+}
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+@pytest.mark.parametrize("backing", ["shm", "memfd"])
+def test_a_cache_that_leaks_is_noticed(in_child, backing, leak):
+    # the control
+    act, words = LEAKS[leak]
+    with pytest.raises(AssertionError, match=words):
+        cost_of_five_caches(in_child, backing, act)
+
+
+def change_by_opening_and_closing(in_child, name, leak=lambda cache: None) -> tuple[int, int]:
+    """How many more descriptors and mappings there are in the end; `leak` is called every time."""
+
     def main():
-        name = unique_name()
         with words_cache(8, 64) as cache:
             use_fully(cache)
         gc.collect()  # what other tests left to be collected
-        before = fds_and_maps()
+        before, leaked = fds_and_maps(), []
         for turn in range(200):
             with words_cache(8, 64, name=name, backing=("shm", "memfd")[turn % 2]) as cache:
                 use_fully(cache)
+                leaked.append(leak(cache))
                 letter = pickle.dumps(cache)
                 with pickle.loads(letter) as twin:
                     use_fully(twin)
@@ -189,4 +227,16 @@ def test_opening_and_closing_leaks_nothing(in_child, unique_name):
         return before, fds_and_maps()
 
     before, after = in_child(main)
-    assert after[0] <= before[0] and after[1] <= before[1], (before, after)
+    return after[0] - before[0], after[1] - before[1]
+
+
+def test_opening_and_closing_leaks_nothing(in_child, unique_name):
+    more_fds, more_maps = change_by_opening_and_closing(in_child, unique_name())
+    assert more_fds <= 0 and more_maps <= 0, (more_fds, more_maps)
+
+
+def test_what_is_not_closed_or_held_is_noticed(in_child, unique_name):
+    # the control
+    a_descriptor, a_mapping = LEAKS["a descriptor"][0], LEAKS["a mapping"][0]
+    assert change_by_opening_and_closing(in_child, unique_name(), a_descriptor)[0] >= 200
+    assert change_by_opening_and_closing(in_child, unique_name(), a_mapping)[1] >= 200

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import mmap
 import multiprocessing
 import os
 import re
@@ -112,8 +113,6 @@ def test_a_mount_that_another_program_fills_freezes_the_cache_and_reads_go_on(in
 def test_reading_a_hole_of_a_full_mount_is_what_kills_without_the_promise(in_own_shm):
     # the control: the same mount, touched through a plain mapping, ends the process with SIGBUS
     def scenario():
-        import mmap
-
         file = os.open("/dev/shm/plain", os.O_CREAT | os.O_RDWR)
         os.ftruncate(file, 1 << 24)
         memory = mmap.mmap(file, 1 << 24)
@@ -361,6 +360,8 @@ def cgroup():
         group.mkdir()
         made.append(group)
         (group / "memory.limit_in_bytes").write_text(str(limit))
+        with contextlib.suppress(OSError):
+            (group / "memory.swappiness").write_text("0")  # too much is too much at once
         return group
 
     yield make
@@ -399,8 +400,27 @@ def test_a_cache_beyond_the_memory_cgroup_is_refused_instead_of_killed(cgroup, i
     assert oom_kills(group) == before
 
 
+@pytest.mark.parametrize("flags", [mmap.MAP_PRIVATE, mmap.MAP_SHARED], ids=["private", "shared"])
+def test_memory_taken_without_a_look_at_the_cgroup_is_killed(cgroup, flags):
+    # the control: in the same group, taking the same bytes ends the process, and is counted
+    group = cgroup(64 << 20)
+
+    def take():
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        with mmap.mmap(-1, 128 << 20, flags | mmap.MAP_ANONYMOUS) as memory:
+            for at in range(0, len(memory), mmap.PAGESIZE):
+                memory[at] = 1
+
+    before = oom_kills(group)
+    child = FORK.Process(target=take)
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert oom_kills(group) > before
+
+
 def test_a_cache_within_the_memory_cgroup_can_be_filled(cgroup, in_child):
-    # the control: the same request in a larger group is granted, and kept
+    # the other control: the same request in a larger group is granted, and kept
     group = cgroup(400 << 20)
 
     def ask():

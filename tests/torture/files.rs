@@ -20,13 +20,13 @@ const STARTED: usize = 3;
 const HANG: Duration = Duration::from_secs(60);
 
 /// A far folder and a place for a near one, both gone at the end.
-struct Disks {
-    root: PathBuf,
+pub struct Disks {
+    pub root: PathBuf,
     sizes: Vec<usize>,
 }
 
 impl Disks {
-    fn new(what: &str, sizes: Vec<usize>) -> Result<Self, String> {
+    pub fn new(what: &str, sizes: Vec<usize>) -> Result<Self, String> {
         let root = std::env::temp_dir().join(format!("torture-{what}-{}", std::process::id()));
         let disks = Self { root, sizes };
         let fail = |error: std::io::Error| error.to_string();
@@ -48,7 +48,7 @@ impl Disks {
         self.sizes.iter().copied().max().unwrap_or(0) as u64
     }
 
-    fn open(&self, limit: Option<u64>, evict: bool) -> Result<Arc<FileCache>, String> {
+    pub fn open(&self, limit: Option<u64>, evict: bool) -> Result<Arc<FileCache>, String> {
         let cache = FileCache::open(FileOptions {
             source: self.root.join("far"),
             cache: self.root.join("near"),
@@ -104,7 +104,7 @@ impl Drop for Disks {
     }
 }
 
-fn name(i: usize) -> String {
+pub fn name(i: usize) -> String {
     format!("{}/{i}.bin", i % 3)
 }
 

@@ -1,11 +1,13 @@
-//! P4, P5 and P10: names come and go, live segments stay, forks work.
+//! P4, P5, P10 and P22: names come and go, live segments stay, forks work, a lost name is no loss.
 
-use crate::processes::{Child, Random, Tally, open, request, unique};
+use crate::processes::{Child, Random, Tally, open, own_shm, request, unique};
 use crate::{Run, Verdict};
+use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use stocache::{Cache, Load, Store};
+use stocache::{Backing, Cache, Join, Load, Opened, Request, Store};
 
 const CYCLES: usize = 0;
 const REMOVED: usize = 1;
@@ -23,6 +25,7 @@ fn named(cache: &Cache) -> bool {
 /// are dead, at most the one object per name is left, and a sweep removes it.
 pub fn cycles(run: &mut Run) -> Verdict {
     const CHILDREN: usize = 4;
+    own_shm();
     let names: Vec<String> = (0..2).map(|i| format!("{}-{i}", unique("cycles"))).collect();
     let tally = Tally::new();
     let work = |mut random: Random| {
@@ -54,14 +57,7 @@ pub fn cycles(run: &mut Run) -> Verdict {
         killed += 1;
     }
     drop(children);
-    let left = || {
-        let shm = std::fs::read_dir("/dev/shm").expect("/dev/shm");
-        let mine = unique("cycles");
-        shm.filter(|entry| {
-            entry.as_ref().is_ok_and(|e| e.file_name().to_string_lossy().contains(&mine))
-        })
-        .count()
-    };
+    let left = || left(&unique("cycles")).len();
     let leftovers = left();
     stocache::sweep();
     let line = format!("{} cycles, {killed} kills, {leftovers} leftovers", tally.get(CYCLES));
@@ -73,6 +69,142 @@ pub fn cycles(run: &mut Run) -> Verdict {
             Err(format!("{removed} live segments lost their name, {failed} opens failed: {line}"))
         }
     }
+}
+
+/// The files in /dev/shm whose names contain `mine`.
+fn left(mine: &str) -> Vec<PathBuf> {
+    let shm = std::fs::read_dir("/dev/shm").expect("/dev/shm");
+    shm.flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().contains(mine))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+/// A name goes with the last process that detaches. If all were killed, one object is left at most,
+/// and the next cache of any name removes it; of a memfd nothing is left.
+pub fn leftovers(run: &mut Run) -> Verdict {
+    own_shm();
+    let mine = unique("leftovers");
+    let seen = (0..run.count).try_fold(0, |seen, round| {
+        end_in_order(&format!("{mine}-{round}"))
+            .and_then(|()| end_by_kills(&format!("{mine}-{round}")))
+            .map(|left| seen + left)
+            .map_err(|what| format!("round {round}: {what}"))
+    });
+    // A broken build must not leave anything behind either.
+    left(&mine).iter().for_each(|path| drop(std::fs::remove_file(path)));
+    match seen? {
+        0 => Err("never was anything left to be removed: the test tests nothing".into()),
+        seen => Ok(format!("{} caches ended in order, {seen} left something", run.count)),
+    }
+}
+
+fn end_in_order(name: &str) -> Result<(), String> {
+    let wanted = request(name, 8, 4096);
+    let (cache, _) = open(&wanted)?;
+    let child = Child::fork(|| drop(open(&wanted).expect("a cache in a child")));
+    if child.wait() != 0 || !named(&cache) {
+        return Err("the first to detach took the name along".into());
+    }
+    drop(cache);
+    match left(name).len() {
+        0 => Ok(()),
+        _ => Err("the name stayed when the last process had detached".into()),
+    }
+}
+
+/// How many objects were there after the kills.
+fn end_by_kills(name: &str) -> Result<usize, String> {
+    const CHILDREN: u64 = 3;
+    let mut seen = 0;
+    for (backing, most) in [(Backing::Memfd, 0), (Backing::Shm, 1)] {
+        let wanted = Request { backing, ..request(name, 8, 4096) };
+        let attached = Tally::new();
+        let attach = || {
+            let (_cache, _) = open(&wanted).expect("a cache in a child");
+            attached.add(CYCLES);
+            std::thread::sleep(Duration::from_secs(1000));
+        };
+        let children: Vec<Child> = (0..CHILDREN).map(|_| Child::fork(attach)).collect();
+        while attached.get(CYCLES) < CHILDREN {
+            if children.iter().any(Child::has_ended) {
+                return Err("a child could not attach".into());
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        drop(children);
+        // Fewer, if another program has swept just now.
+        let found = left(name).len();
+        if found > most {
+            return Err(format!("{found} objects of a killed {backing:?} cache"));
+        }
+        seen += found;
+    }
+    drop(open(&request(&format!("next-{name}"), 4, 64))?);
+    match left(name).len() {
+        0 => Ok(seen),
+        _ => Err("the next cache did not remove what the killed ones left".into()),
+    }
+}
+
+/// A process removes the name of its own cache and goes on. Another one, told where the segment is
+/// open, joins it, and both see what the other one stores.
+pub fn name_removed(run: &mut Run) -> Verdict {
+    let wanted = request(&unique("unnamed"), 8, 4096);
+    for round in 0..run.count {
+        let fail = |error: std::io::Error| format!("round {round}: the owner is gone: {error}");
+        let (mut told, tell) = std::io::pipe().map_err(fail)?;
+        let (wait, mut go) = std::io::pipe().map_err(fail)?;
+        let wanted = &wanted;
+        let owner = Child::fork(move || own_without_a_name(wanted, tell, wait));
+        let (mut instance, mut pid, mut fd, mut answer) = ([0; 16], [0; 4], [0; 4], [0]);
+        for part in [&mut instance[..], &mut pid, &mut fd] {
+            told.read_exact(part).map_err(fail)?;
+        }
+        let join = Some(Join {
+            instance: u128::from_ne_bytes(instance),
+            pid: u32::from_ne_bytes(pid),
+            fd: i32::from_ne_bytes(fd),
+        });
+        let (cache, how) = open(&Request { join, ..wanted.clone() })?;
+        if how != Opened::Joined || !holds(&cache, 0) || !keeps(&cache, 1) {
+            return Err(format!("round {round}: {how:?} instead of joining what lost its name"));
+        }
+        go.write_all(&[0]).map_err(fail)?;
+        told.read_exact(&mut answer).map_err(fail)?;
+        if answer[0] == 0 || !holds(&cache, 2) {
+            return Err(format!("round {round}: what one stored the other one does not have"));
+        }
+        owner.wait();
+    }
+    Ok(format!("{} caches worked on without a name", run.count))
+}
+
+fn own_without_a_name(wanted: &Request, mut tell: PipeWriter, mut wait: PipeReader) {
+    let (cache, _) = open(wanted).expect("a cache");
+    assert!(keeps(&cache, 0));
+    std::fs::remove_file(cache.segment().path().expect("a name")).expect("it can be removed");
+    let here = cache.segment().whereabouts();
+    for part in [&here.instance.to_ne_bytes()[..], &here.pid.to_ne_bytes(), &here.fd.to_ne_bytes()]
+    {
+        tell.write_all(part).expect("a pipe");
+    }
+    wait.read_exact(&mut [0]).expect("the other one");
+    let works = holds(&cache, 0) && holds(&cache, 1) && keeps(&cache, 2);
+    tell.write_all(&[u8::from(works)]).expect("a pipe");
+}
+
+fn keeps(cache: &Cache, i: i64) -> bool {
+    cache.store(i, &[i as u8 + 1; 4096], false).is_ok_and(|stored| stored == Store::Stored)
+        && holds(cache, i)
+}
+
+fn holds(cache: &Cache, i: i64) -> bool {
+    let Load::Hit(at) = cache.load(i) else { return false };
+    let start = cache.segment().mapping().at(at, 4096);
+    // SAFETY: a set slot that nobody overwrites: its bytes do not change.
+    let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), 4096) };
+    bytes.iter().all(|&byte| byte == i as u8 + 1)
 }
 
 /// A parent that forks and detaches at once must not take the name from its child.

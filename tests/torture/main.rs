@@ -8,6 +8,7 @@ mod files;
 mod full;
 mod headers;
 mod lifecycle;
+mod private;
 mod processes;
 mod records;
 mod tear;
@@ -41,6 +42,8 @@ fn main() -> ExitCode {
         "takeover" => writers::takeover,
         "stopped" => writers::stopped,
         "lifecycle" => lifecycle::cycles,
+        "leftovers" => lifecycle::leftovers,
+        "name-removed" => lifecycle::name_removed,
         "fork-detach" => lifecycle::fork_then_detach,
         "forks" => lifecycle::forks_while_threads_run,
         "first-use" => lifecycle::fork_during_first_use,
@@ -53,13 +56,15 @@ fn main() -> ExitCode {
         "files-stopped" => files::stopped,
         "files-forks" => files::forks,
         "files-unreadable" => files::unreadable,
+        "umasks" => private::umasks,
         "headers" => headers::mutated,
         "full" => full::mount,
         _ => {
             eprintln!(
-                "usage: torture tear-copies|tear-views|takeover|stopped|lifecycle|fork-detach|forks|first-use|records|records-lru|\
+                "usage: torture tear-copies|tear-views|takeover|stopped|lifecycle|leftovers|name-removed|\
+                 fork-detach|forks|first-use|records|records-lru|\
                  files-killed|files-once|files-evicted|files-dead|files-stopped|files-forks|\
-                 files-unreadable|headers|full \
+                 files-unreadable|umasks|headers|full \
                  [--count N] [--seed S]"
             );
             return ExitCode::from(2);

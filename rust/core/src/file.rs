@@ -1,7 +1,8 @@
 //! Files of segments: opened only if they can be ours, written whole, removed only if still the same.
 
+use crate::fault::{Fault, active};
 use crate::layout::HEADER_BYTES;
-use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::io::IoSlice;
@@ -23,8 +24,16 @@ pub(crate) fn open_private(path: &Path, flags: OFlags) -> rustix::io::Result<Own
     let mode = Mode::RUSR | Mode::WUSR;
     let flags = flags | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = rustix::fs::openat(CWD, path, flags, mode)?;
-    rustix::fs::fchmod(&file, mode)?;
+    make_private(file.as_fd())?;
     Ok(file)
+}
+
+/// The mode that was asked for is less the umask, and a memfd asks for none.
+pub(crate) fn make_private(file: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    if active(Fault::NoChmod) {
+        return Ok(());
+    }
+    rustix::fs::fchmod(file, Mode::RUSR | Mode::WUSR)
 }
 
 /// Whether two looks met one file.

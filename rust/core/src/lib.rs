@@ -25,6 +25,7 @@
 //! | [`space`] | what the mount, the cgroup and the machine really leave |
 //! | [`fork`] | what happens to open segments when the process forks or exits |
 //! | [`memory`] | the mapped bytes |
+//! | [`guard`] | a panic becomes an error, for callers of other languages |
 //! | [`layout`] | the format, written down once |
 //! | [`primitive`] | atomics, real or modelled |
 #![deny(unsafe_code)]
@@ -36,6 +37,7 @@ mod primitive;
 pub mod slot;
 
 mod error;
+mod guard;
 pub mod layout;
 
 #[cfg(not(loom))]
@@ -93,4 +95,5 @@ pub use segment::{Backing, Join, Opened, Request, sweep};
 pub use store::{Begin, Filled, Record, RecordStore, StoreStats};
 
 pub use error::{Error, Kind, Result};
+pub use guard::guard;
 pub use layout::{Geometry, Plan, Room};

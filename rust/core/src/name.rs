@@ -18,19 +18,28 @@ pub enum Backing {
     Memfd,
 }
 
-/// Which backing a link in /proc leads to, if it is the segment of that name:
-/// "/memfd:stocache-…" or "/dev/shm/stocache-…", with or without " (deleted)".
+/// Which backing a link in /proc leads to, if it can be the segment of that name:
+/// "/memfd:stocache-…", "/dev/shm/stocache-…" or "/dev/shm/#123", with or without " (deleted)". The
+/// last is how the kernel goes on showing the descriptor of whoever made a file before it had a name.
 pub(crate) fn backing_of(target: &Path, name: &str) -> Option<Backing> {
     let target = target.to_str()?;
     let target = target.strip_suffix(" (deleted)").unwrap_or(target);
     let file = file_name(name);
     if target.strip_prefix("/memfd:") == Some(&file) {
         Some(Backing::Memfd)
-    } else if Path::new(target) == path_of(name) {
+    } else if Path::new(target) == path_of(name) || is_made_unnamed(target) {
         Some(Backing::Shm)
     } else {
         None
     }
+}
+
+fn is_made_unnamed(target: &str) -> bool {
+    Path::new(target)
+        .strip_prefix(SHM)
+        .ok()
+        .and_then(|file| file.to_str()?.strip_prefix('#'))
+        .is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// The entries of a folder of /proc that are numbers: processes, descriptors.
@@ -70,4 +79,26 @@ pub fn random_name() -> Result<String> {
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|errno| Error::system("no random numbers", errno))?;
     Ok(format!("private-{:016x}", u64::from_le_bytes(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_of_proc_are_told_apart() {
+        let backing = |link: &str| backing_of(Path::new(link), "mine");
+        let (named, memfd) = (path_of("mine"), format!("/memfd:{}", file_name("mine")));
+        let named = named.to_str().unwrap();
+        for end in ["", " (deleted)"] {
+            assert_eq!(backing(&format!("{named}{end}")), Some(Backing::Shm));
+            assert_eq!(backing(&format!("/dev/shm/#4711{end}")), Some(Backing::Shm));
+            assert_eq!(backing(&format!("{memfd}{end}")), Some(Backing::Memfd));
+        }
+        for other in ["/dev/shm/#a", "/tmp/#4711", "/memfd:#4711", "pipe:[4711]", "/dev/shm"] {
+            assert_eq!(backing(other), None, "{other}");
+        }
+        assert_eq!(backing(&format!("{named}2")), None);
+        assert_eq!(backing(&format!("{memfd}2")), None);
+    }
 }

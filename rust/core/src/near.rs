@@ -319,6 +319,7 @@ pub(crate) fn with_slash(mut path: Vec<u8>) -> Vec<u8> {
 /// Makes a folder, and those above it, for this user alone, whatever the umask says.
 pub(crate) fn private_folder(path: &Path) -> std::io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) if broken(Fault::NoChmod) => Ok(()),
         Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)),
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         Err(error) => match path.parent() {

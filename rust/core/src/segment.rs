@@ -20,8 +20,8 @@
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
 use crate::file::{
-    allocate, check_private, is_named, open_checked, read_header, unlink_same, write_all,
-    write_all_parts,
+    allocate, check_private, is_named, make_private, open_checked, read_header, unlink_same,
+    write_all, write_all_parts,
 };
 use crate::fork::{self, Anchor, Unforked};
 use crate::layout::{self, Bytes, Header, Plan};
@@ -163,7 +163,8 @@ impl Segment {
         }
         let (_, total) = request.plan.extent()?;
         space::check_file_size(total)?;
-        if let Some(join) = request.join
+        let elsewhere = request.join.filter(|_| !active(Fault::JoinByNameOnly));
+        if let Some(join) = elsewhere
             && let Some(found) =
                 Self::join_at(request.wanted(), join.pid, join.fd, Some(join.instance))?
         {
@@ -181,7 +182,7 @@ impl Segment {
                 }
             }
             // The name may be gone while the segment lives (somebody removed it).
-            if let Some(join) = request.join
+            if let Some(join) = elsewhere
                 && let Some(found) = Self::find(request.wanted(), Some(join.instance))?
             {
                 return Ok((found, Opened::Joined));
@@ -283,7 +284,7 @@ impl Segment {
             plan: request.plan.clone(),
         };
         let sized = || -> rustix::io::Result<()> {
-            rustix::fs::fchmod(file, Mode::RUSR | Mode::WUSR)?; // whatever the umask says
+            make_private(file)?;
             allocate(file, 0, data_at)?;
             rustix::fs::ftruncate(file, total)
         };
@@ -542,6 +543,9 @@ enum Attached {
 /// Removes what processes of this user left behind: segments nobody uses and that are not kept.
 /// Returns their names. What cannot be looked at is left alone.
 pub fn sweep() -> Vec<String> {
+    if active(Fault::NoSweep) {
+        return Vec::new();
+    }
     let prefix = file_prefix();
     let Ok(entries) = std::fs::read_dir(SHM) else { return Vec::new() };
     entries
@@ -565,7 +569,7 @@ pub fn sweep() -> Vec<String> {
 /// Detach: if nobody else holds the segment, its name goes. Else a sweep at exit is asked for: the
 /// others may end before this process, and without a word.
 fn remove_if_last(anchor: &Anchor) -> Option<fn()> {
-    let path = anchor.path.as_ref()?;
+    let path = anchor.path.as_ref().filter(|_| !active(Fault::KeepName))?;
     #[allow(unsafe_code)] // borrowing the anchor's descriptor
     // SAFETY: open while the anchor is registered; released before it is closed.
     let file = unsafe { BorrowedFd::borrow_raw(anchor.fd) };

@@ -4,6 +4,7 @@
 //! before a segment is made.
 
 use crate::error::{Error, Kind, Result};
+use crate::fault::{Fault, active};
 use crate::layout::Bytes;
 use std::path::{Path, PathBuf};
 
@@ -76,6 +77,7 @@ pub fn memory_in(proc: &Path, cgroup: &Path) -> Memory {
                 _ => None,
             }
         })
+        .filter(|_| !active(Fault::IgnoreCgroup))
         .chain([machine])
         .min_by_key(|memory| memory.free)
         .unwrap_or(Memory { free: u64::MAX, set_by: "nothing".into() })

@@ -1,6 +1,6 @@
 //! Nothing panics across the bridge: a panic there is an abort of the trainer.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+pub use stocache::guard;
 use stocache::{Error, Kind};
 
 /// An error as it crosses: the kind's word, a unit separator, the message. `rust_errors.h` splits it.
@@ -34,17 +34,4 @@ impl From<cxx::Exception> for Crossing {
     fn from(error: cxx::Exception) -> Self {
         Self(Error::new(Kind::System, format!("libtorch: {error}")))
     }
-}
-
-/// Runs `act`; a panic in it becomes an error.
-pub fn guard<T>(act: impl FnOnce() -> Result<T, Crossing>) -> Result<T, Crossing> {
-    // A core value that panicked half-way is not used again: the caller gets an error.
-    catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
-        let what = panic
-            .downcast_ref::<&str>()
-            .map(ToString::to_string)
-            .or_else(|| panic.downcast_ref::<String>().cloned())
-            .unwrap_or_default();
-        Err(Error::new(Kind::State, format!("a bug in stocache, please report it: {what}")).into())
-    })
 }

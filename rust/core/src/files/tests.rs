@@ -357,6 +357,52 @@ fn a_flipped_bit_is_found_by_the_hash_and_by_verify() {
     assert_eq!(cache.bytes("a"), (vec![1; 100_000], true));
 }
 
+/// P13: size and time of change say nothing here, so the hash must.
+#[test]
+fn damaged_copies_are_found_by_the_hash() {
+    const FILES: u64 = 6;
+    const BYTES: u64 = 10_000;
+    let disks = Disks::new("damaged");
+    let name = |i: u64| format!("{i}");
+    let contents = |i: u64| vec![i as u8 + 1; BYTES as usize];
+    (0..FILES).for_each(|i| disks.put(&name(i), i as u8 + 1, BYTES as usize));
+    let open = || disks.open_with(|o| o.hashed = true);
+    let cache = open();
+    (0..FILES).for_each(|i| assert!(cache.is_copied(&name(i))));
+    let copies: Vec<PathBuf> = (0..FILES).map(|i| cache.copy_at(&name(i))).collect();
+    drop(cache);
+    let long = std::env::var_os("STOCACHE_LONG").is_some();
+    let seed = u64::from(std::process::id());
+    eprintln!("seed {seed}");
+    let mut random = seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1;
+    let mut below = |n: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % n
+    };
+    for round in 0..if long { 10_000 / FILES } else { 20 } {
+        for (i, copy) in (0..FILES).zip(&copies) {
+            let (other, at) = (below(FILES - 1) + 1, below(BYTES) as usize);
+            let mut bytes = contents(i);
+            match below(4) {
+                0 => bytes[at] ^= 1 << below(8),
+                1 => bytes.truncate(at),
+                2 => bytes[at / 4096 * 4096..].iter_mut().take(4096).for_each(|byte| *byte = 0),
+                _ => bytes = contents((i + other) % FILES),
+            }
+            let time = std::fs::metadata(copy).unwrap().modified().unwrap();
+            std::fs::write(copy, bytes).unwrap();
+            std::fs::File::options().write(true).open(copy).unwrap().set_modified(time).unwrap();
+        }
+        let cache = open();
+        for i in 0..FILES {
+            assert_eq!(cache.bytes(&name(i)), (contents(i), true), "round {round}");
+        }
+        assert_eq!((cache.stats().copies, cache.take_news()), (FILES, None), "round {round}");
+    }
+}
+
 // The log
 
 #[test]
