@@ -12,7 +12,7 @@ SOURCES := $(shell find rust csrc python -type f -not -name '*.pyc' 2>/dev/null)
 CPP    := $(wildcard csrc/*.cpp csrc/*.h csrc/include/stocache/*.h benches/cpp/*.cpp tests/cpp/*.cpp examples/*/*.cpp)
 PYTHON := python benches/python examples tests/python setup.py
 # nextest where present; plain cargo test runs the same tests.
-CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest run,cargo test)
+CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest run,cargo test) --no-fail-fast
 PYTEST_ARGS ?=
 
 .PHONY: help demo demo-cpp test test-long test-rust test-python test-wheel lint bench bench-peers \
