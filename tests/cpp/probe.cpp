@@ -836,6 +836,25 @@ std::string dataset_loader(const Words& w) {
                       data);
 }
 
+// Samples with a history, as a module makes them: what a miss and what a hit gives.
+std::string dataset_history(const Words&) {
+  class Computed : public torch::data::datasets::Dataset<Computed, torch::data::TensorExample> {
+   public:
+    torch::data::TensorExample get(size_t index) override { return weight_ * double(index); }
+    std::optional<size_t> size() const override { return 4; }
+
+   private:
+    Tensor weight_ = at::ones({2}).requires_grad_();
+  };
+  auto dataset = stocache::cached(Computed(), a_mib());
+  std::vector<bool> with_history{Computed().get(2).data.requires_grad()};
+  for (int look = 0; look < 2; ++look) {
+    with_history.push_back(dataset.get(2).data.requires_grad());
+    with_history.push_back(dataset.get_stacked(size_t{3}).data.requires_grad());
+  }
+  return list(with_history);
+}
+
 std::string dataset_broken(const Words& w) {
   Labelled source(16);
   (w.at(0) == "throws" ? source.broken : source.odd) = 3;
@@ -889,6 +908,7 @@ const std::map<std::string, Case> kAnswers{
     {"dataset_mapped", dataset_mapped},
     {"dataset_batches", dataset_batches},
     {"dataset_loader", dataset_loader},
+    {"dataset_history", dataset_history},
     {"dataset_broken", dataset_broken},
     {"dataset_wrong", dataset_wrong},
 };

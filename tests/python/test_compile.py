@@ -216,6 +216,20 @@ def test_a_scheduler_that_sorts_calls_leaves_these_in_their_order(cache, mode, w
         cache.clear()
 
 
+def test_inductors_own_lowering_sorts_them(cache, monkeypatch):
+    """The control: with what inductor makes of any operator, a read comes too early."""
+    import torch._inductor.lowering as inductor
+
+    ours = [getattr(ops, name).default for name in ("set", "get", "get_many", "clear", "stats")]
+    for op in ours:
+        own = inductor.fallback_handler(op, add_to_fallback_set=False)
+        monkeypatch.setitem(inductor.lowerings, op, own)
+    options = torch._inductor.list_mode_options("max-autotune") | {"fx_graph_cache": False}
+    function = torch.compile(reads_what_it_wrote, fullgraph=True, options=options)
+    first, found, *_ = function(cache.handle, 2, row(2))
+    assert not found or first.tolist() != [4.0] * 16
+
+
 @contextlib.contextmanager
 def twins(cache):
     """The same operators without what protects them: they return views, and have no effects that

@@ -940,6 +940,10 @@ def test_an_edit_of_a_copy_stays_out_of_the_cache_and_one_of_a_view_does_not(ans
     }
 
 
+def test_a_sample_has_no_history_whether_it_was_cached_or_just_loaded(answer):
+    assert answer("dataset_history")["ok"] == [True, False, False, False, False]
+
+
 # A sample is 48 bytes and its target 8; each has a byte of state in its cache.
 @pytest.mark.parametrize("slots", [0, 1, 7, 15, 16])
 def test_the_budget_holds_samples_and_targets(answer, slots):
@@ -1079,6 +1083,14 @@ def test_the_library_shows_its_own_names_only():
     assert any("stocache::SharedCache::get_slot" in name for name in names)
     foreign = [n for n in names if "stocache::" not in n and "rust::cxxbridge1::" not in n]
     assert foreign == []
+
+
+@pytest.mark.parametrize("library", ["lib/libstocache.so", "_C*.so"])
+def test_the_places_of_errors_are_named_as_in_the_project(library):
+    (path,) = PACKAGE.glob(library)
+    code = path.read_bytes()
+    assert b"csrc/" in code
+    assert os.fsencode(ROOT / "csrc") not in code, "a folder of the machine that built it"
 
 
 def test_cmake_knows_the_version_of_stocache(tmp_path):
