@@ -1,7 +1,7 @@
 // What the tests of the C++ API run: `probe <case> [arguments]`.
 //
 // Every answer is one line of JSON on stdout, {"ok": ...} or {"error": <Python's name for the
-// type>, "text": ...}. What the answers must be is written in tests/python/test_cpp.py.
+// type>, "text": ...}. What the answers must be is written in tests/python/test_cpp*.py.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>

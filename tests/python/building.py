@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import stocache
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+TORCH = Path(torch.__file__).resolve().parent
 # The project's own environment, which has every tool. Elsewhere some may be missing.
 COMPLETE = ROOT in Path(sys.prefix).resolve().parents
 

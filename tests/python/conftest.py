@@ -41,6 +41,7 @@ own_shm_for_this_run()  # before torch starts threads, which would stay behind i
 torch = pytest.importorskip("torch")
 import stocache  # noqa: E402
 from far import make_far  # noqa: E402
+from probe import probe_answer, probe_program, start_probe  # noqa: E402, F401
 
 # A forked child hangs in OpenMP when its parent has ever run a parallel region. One thread in the
 # parent keeps every forked child of every test usable, as DataLoader does for its workers.

@@ -1,7 +1,4 @@
-"""The C++ API: the same cache, the same answers and the same errors as in Python.
-
-tests/cpp/probe.cpp is a program that was built as a user's would be, with find_package(stocache).
-It runs in processes of its own; here is what it must answer."""
+"""The C++ API: the same cache, the same answers and the same errors as in Python."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ import json
 import os
 import random
 import re
-import shlex
-import shutil
 import signal
 import subprocess
 import time
@@ -21,114 +16,26 @@ import kernel
 import pytest
 import stocache
 import torch
-from building import COMPLETE, ROOT, build_with_cmake, compiler, configure, must, run
+from probe import Probe, text
 from samples import GIB, complaint, whole, words_cache
-
-PACKAGE = Path(stocache.__file__).resolve().parent
-TORCH = Path(torch.__file__).resolve().parent
-
-
-@pytest.fixture(scope="session")
-def program(tmp_path_factory) -> Path:
-    """The probe. Its build folder is kept, so that only a change is compiled again."""
-    build = ROOT / "build" / "tests-cpp" if COMPLETE else tmp_path_factory.mktemp("tests-cpp")
-    return build_with_cmake(ROOT / "tests" / "cpp", build) / "probe"
-
-
-# Talking to it
-
-
-def without_python() -> dict[str, str]:
-    """What a program that knows nothing of Python finds in its environment."""
-    unwanted = ("PYTHON", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LD_PRELOAD")
-    return {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
-
-
-class Probe:
-    """A running probe: a line in, a line of JSON out."""
-
-    def __init__(self, program: Path, *args, stderr=subprocess.PIPE, **options) -> None:
-        options.setdefault("env", without_python())
-        self.child = subprocess.Popen(
-            [str(program), *map(str, args)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            start_new_session=True,
-            **options,
-        )
-
-    def hear(self) -> dict:
-        line = self.child.stdout.readline()
-        if line:
-            return json.loads(line)
-        _, err = self.child.communicate()
-        pytest.fail(f"the C++ program died with {self.child.returncode}\n{err}")
-
-    def ask(self, command: str = "") -> dict:
-        self.child.stdin.write(command + "\n")
-        self.child.stdin.flush()
-        return self.hear()
-
-    def result(self, command: str = ""):
-        answer = self.ask(command) if command else self.hear()
-        assert "ok" in answer, f"{command or self.child.args}: {answer}"
-        return answer["ok"]
-
-    def end(self) -> str:
-        """Lets it end by itself; returns what it said on stderr."""
-        _, err = self.child.communicate(timeout=120)
-        assert self.child.returncode == 0, f"ended with {self.child.returncode}\n{err}"
-        return err
-
-    def kill(self) -> None:
-        os.killpg(self.child.pid, signal.SIGKILL)
-        self.child.communicate()
-
-
-@pytest.fixture
-def start(program):
-    """start(case, *args) is a probe that is gone after the test, whatever happens."""
-    started = []
-
-    def start(*args, **options) -> Probe:
-        started.append(Probe(program, *args, **options))
-        return started[-1]
-
-    yield start
-    for probe in started:
-        if probe.child.returncode is None:
-            probe.kill()
-
-
-@pytest.fixture
-def answer(start):
-    """answer(case, *args) is the one answer of a case that runs to its end."""
-
-    def ask(*args, **options):
-        probe = start(*args, **options)
-        result = probe.hear()
-        assert probe.end() == ""
-        return result
-
-    return ask
 
 
 @pytest.fixture(scope="module")
-def server(program):
+def server(probe_program):
     """The probe that most tests talk to: starting one takes longer than a test."""
-    probe = Probe(program, "serve", stderr=subprocess.DEVNULL)
+    probe = Probe(probe_program, "serve", stderr=subprocess.DEVNULL)
     yield probe
     if probe.child.poll() is None:
         probe.end()
 
 
 @pytest.fixture
-def cpp(server, start):
+def cpp(server, start_probe):
     """A C++ process for this test: cpp.ask(command), cpp.result(command)."""
     # A crash is the failure of one test, not of all that follow.
-    probe = server if server.child.poll() is None else start("serve", stderr=subprocess.DEVNULL)
+    probe = (
+        server if server.child.poll() is None else start_probe("serve", stderr=subprocess.DEVNULL)
+    )
     yield probe
     if probe.child.poll() is None:
         probe.ask("reset")
@@ -153,11 +60,6 @@ def from_raw(data: bytes, dims, dtype) -> torch.Tensor:
 def shown(tensor: torch.Tensor) -> dict:
     dtype = str(tensor.dtype).removeprefix("torch.")
     return {"dtype": dtype, "shape": list(tensor.shape), "bytes": raw(tensor).hex()}
-
-
-def text(words: str | bytes) -> str:
-    """How a command writes a text."""
-    return "x" + (words.encode() if isinstance(words, str) else words).hex()
 
 
 def untext(word: str) -> str:
@@ -377,9 +279,9 @@ def test_a_cache_without_a_name_is_found_by_the_name_it_got(cpp, mirror):
     assert mirror.ask("get b 2 1 1")["ok"]["bytes"] == "01010101"
 
 
-def test_a_kept_cache_made_in_cpp_is_there_for_the_next_run(start, make_cache, unique_name):
+def test_a_kept_cache_made_in_cpp_is_there_for_the_next_run(start_probe, make_cache, unique_name):
     name = unique_name()
-    first = start("serve")
+    first = start_probe("serve")
     first.result(f"open a {SMALL} name={text(name)} keep=x fingerprint={text('v1')}")
     first.result("set a 1 x01020304 1 0")
     path = Path(first.result("facts a")["path"])
@@ -621,12 +523,12 @@ def test_a_handle_that_was_moved_away_is_closed(cpp, subject):
 
 
 @pytest.fixture
-def start_with_mount(start):
+def start_with_mount(start_probe):
     """A probe with a /dev/shm of its own."""
 
     def start_it(options: str, flags: int = 0) -> Probe:
         try:
-            return start("serve", preexec_fn=lambda: kernel.mount_shm(options, flags))
+            return start_probe("serve", preexec_fn=lambda: kernel.mount_shm(options, flags))
         except subprocess.SubprocessError:
             pytest.skip("mounting is not permitted: a /dev/shm without room is not covered")
 
@@ -718,8 +620,8 @@ def test_a_view_outlives_the_handle_and_the_last_process(cpp, make_cache, unique
     assert cpp.result("view array")["bytes"] == "07070707" + "00" * 20
 
 
-def test_a_static_handle_ends_with_the_program(start, unique_name):
-    probe = start("fill", unique_name(), "shm")
+def test_a_static_handle_ends_with_the_program(start_probe, unique_name):
+    probe = start_probe("fill", unique_name(), "shm")
     path = Path(probe.result())
     assert path.exists()
     assert probe.end() == ""
@@ -729,8 +631,8 @@ def test_a_static_handle_ends_with_the_program(start, unique_name):
 # Threads
 
 
-def test_threads_fill_and_read_one_cache(answer, unique_name):
-    result = answer("threads", unique_name())["ok"]
+def test_threads_fill_and_read_one_cache(probe_answer, unique_name):
+    result = probe_answer("threads", unique_name())["ok"]
     assert result["wrong"] == 0
     assert result["stored"] == 48, "each sample is stored once, by whichever thread"
     assert result["hits"] > 48 and result["copies"] > 48
@@ -738,14 +640,14 @@ def test_threads_fill_and_read_one_cache(answer, unique_name):
 
 
 @pytest.mark.parametrize("backing", ["shm", "memfd"])
-def test_threads_open_and_close_caches_at_once(answer, unique_name, scale, backing):
+def test_threads_open_and_close_caches_at_once(probe_answer, unique_name, scale, backing):
     rounds = scale(60, 5000)
-    result = answer("churn", unique_name(), backing, rounds)
+    result = probe_answer("churn", unique_name(), backing, rounds)
     assert result == {"ok": {"wrong": 0, "used": 4 * 8 * rounds}}
 
 
-def test_of_two_threads_that_fill_a_slot_the_second_offers_in_vain(answer, unique_name):
-    result = answer("second_thread", unique_name())["ok"]
+def test_of_two_threads_that_fill_a_slot_the_second_offers_in_vain(probe_answer, unique_name):
+    result = probe_answer("second_thread", unique_name())["ok"]
     assert result["missed"] is True
     assert result["offered"] is False
     # The threads of a process know together what is filled.
@@ -754,8 +656,8 @@ def test_of_two_threads_that_fill_a_slot_the_second_offers_in_vain(answer, uniqu
 
 
 @pytest.mark.parametrize("backing", ["shm", "memfd"])
-def test_a_child_forked_beside_busy_threads_uses_the_cache(answer, unique_name, backing):
-    result = answer("forks", unique_name(), backing)["ok"]
+def test_a_child_forked_beside_busy_threads_uses_the_cache(probe_answer, unique_name, backing):
+    result = probe_answer("forks", unique_name(), backing)["ok"]
     assert result["statuses"] == [0] * result["children"]
     assert result["written"] == result["children"]
     assert result["wrong"] == 0
@@ -764,11 +666,11 @@ def test_a_child_forked_beside_busy_threads_uses_the_cache(answer, unique_name, 
 # Deaths
 
 
-def test_killed_writers_leave_no_torn_samples(start, unique_name, seed, scale):
+def test_killed_writers_leave_no_torn_samples(start_probe, unique_name, seed, scale):
     length, words = 6, 1 << 16
     random_ = random.Random(seed)
     cache = words_cache(length, words, name=unique_name(), backing="shm")
-    herd = start("herd", cache.name, length, words)
+    herd = start_probe("herd", cache.name, length, words)
     herd.result()
     read = interrupted = 0
     for _ in range(scale(100, 5000)):
@@ -811,9 +713,9 @@ def test_killed_writers_leave_no_torn_samples(start, unique_name, seed, scale):
 
 
 def test_what_the_last_process_left_when_it_was_killed_goes_at_the_next_start(
-    start, make_cache, unique_name
+    start_probe, make_cache, unique_name
 ):
-    probe = start("fill", unique_name(), "shm")
+    probe = start_probe("fill", unique_name(), "shm")
     path = Path(probe.result())
     probe.kill()
     assert path.exists(), "a killed process removes nothing"
@@ -821,377 +723,14 @@ def test_what_the_last_process_left_when_it_was_killed_goes_at_the_next_start(
     assert not path.exists()
 
 
-def test_a_writer_that_was_killed_does_not_take_the_cache_with_it(start, make_cache, unique_name):
+def test_a_writer_that_was_killed_does_not_take_the_cache_with_it(
+    start_probe, make_cache, unique_name
+):
     name = unique_name()
-    probe = start("fill", name, "memfd")
+    probe = start_probe("fill", name, "memfd")
     probe.result()
     cache = stocache.SharedCache.join(name)
     probe.kill()
     for i in range(8):
         assert complaint(i, cache.get_slot(i)) is None
     cache.close()
-
-
-# stocache::cached
-
-
-def test_each_sample_is_loaded_once(answer):
-    result = answer("dataset_twice")["ok"]
-    assert result["right"] is True
-    assert result["loads"] == [1] * 16
-    for cache in ("data", "target"):
-        assert result[cache]["filled"] == result[cache]["fills"] == 16
-
-
-def test_a_dataset_without_targets(answer):
-    result = answer("dataset_plain")["ok"]
-    assert result["right"] is True
-    assert result["loads"] == [1] * 16
-    assert result["data"]["filled"] == 16
-
-
-@pytest.mark.parametrize("hits", ["copies", "views"])
-def test_what_a_map_makes_of_a_dataset_is_cached(answer, hits):
-    result = answer("dataset_mapped", hits)["ok"]
-    assert result["right"] is True
-    assert result["loads"] == [1] * 16
-    assert result["mapped"] == 16
-
-
-@pytest.mark.parametrize("hits", ["copies", "views", "stacked"])
-def test_what_a_batch_lacks_is_asked_for_at_once(answer, hits):
-    result = answer("dataset_batches", hits, 0)["ok"]
-    assert result["right"] is True
-    # Sample 0 says what all of them look like.
-    assert result["asked"] == [[0], [3, 1, 2], [7, 9, 7], [4], [15, 15]]
-    for cache in ("data", "target"):
-        assert result[cache]["filled"] == result[cache]["fills"] == 8
-        assert result[cache]["hits"] == 6
-        assert result[cache]["misses"] == 9
-
-
-def test_a_source_that_gives_fewer_samples_than_it_was_asked_for_is_refused(answer):
-    result = answer("dataset_batches", "copies", 3)
-    assert result == {
-        "error": "ValueError",
-        "text": "the dataset behind stocache::cached gave 2 samples for 3 indices",
-    }
-
-
-def test_the_compiler_says_which_datasets_cannot_be_cached(tmp_path):
-    def said(expression: str, check: list[str]) -> str:
-        source = tmp_path / "wrong.cpp"
-        source.write_text(WRONG_DATASETS.replace("EXPRESSION", expression))
-        done = run(*check, source)
-        return "" if done.returncode == 0 else done.stdout
-
-    include = TORCH / "include"
-    check = [
-        compiler(), "-std=c++20", "-fsyntax-only", "-I", stocache.include_path(),
-        "-isystem", include, "-isystem", include / "torch/csrc/api/include",
-    ]  # fmt: skip
-    assert said("Pictures()", check) == ""
-    assert "what makes a batch of them, as Stack does, comes after it" in said(
-        "Pictures().map(torch::data::transforms::Stack<>())", check
-    )
-    assert "a dataset that is asked by index, not a stream" in said("Stream()", check)
-
-
-WRONG_DATASETS = """
-#include <stocache/stocache.h>
-#include <torch/data/datasets/map.h>
-#include <torch/data/transforms/stack.h>
-
-using Example = torch::data::Example<>;
-struct Pictures : torch::data::datasets::Dataset<Pictures> {
-  Example get(size_t) override { return {}; }
-  std::optional<size_t> size() const override { return 1; }
-};
-struct Stream : torch::data::datasets::StreamDataset<Stream> {
-  std::vector<Example> get_batch(size_t) override { return {}; }
-  std::optional<size_t> size() const override { return 1; }
-};
-int main() { stocache::cached(EXPRESSION, stocache::Options(1)); }
-"""
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("hits", ["copies", "views", "stacked"])
-def test_a_loader_with_threads_sees_every_sample(answer, hits, workers):
-    result = answer("dataset_loader", hits, workers)["ok"]
-    assert result["right"] is True
-    assert result["seen"] == [list(range(50))] * 3
-    assert result["loads"] == [1] * 50
-    assert result["data"]["filled"] == 50
-
-
-def test_an_edit_of_a_copy_stays_out_of_the_cache_and_one_of_a_view_does_not(answer):
-    assert answer("dataset_edited", "copies")["ok"] == {
-        "after_miss": True,
-        "after_hit": True,
-        "data": 5,
-        "target": 105,
-    }
-    assert answer("dataset_edited", "views")["ok"] == {
-        "after_miss": True,
-        "after_hit": False,
-        "data": -1,
-        "target": -1,
-    }
-
-
-def test_a_sample_has_no_history_whether_it_was_cached_or_just_loaded(answer):
-    assert answer("dataset_history")["ok"] == [True, False, False, False, False]
-
-
-# A sample is 48 bytes and its target 8; each has a byte of state in its cache.
-@pytest.mark.parametrize("slots", [0, 1, 7, 15, 16])
-def test_the_budget_holds_samples_and_targets(answer, slots):
-    budget = 16 * (8 + 1) + 16 + 48 * slots
-    result = answer("dataset_small", budget)["ok"]
-    assert result["right"] is True
-    assert result["data"]["capacity"] == slots
-    assert result["target"]["capacity"] == 16
-    used = sum(c["capacity"] * c["slot_bytes"] + 16 for c in (result["data"], result["target"]))
-    assert used <= budget
-    # The constructor looks at sample 0; beyond the cache every look is a load.
-    expected = [1 if i < slots else 2 for i in range(16)]
-    assert result["loads"][1:] == expected[1:]
-    assert result["loads"][0] == (1 if slots else 3)
-
-
-def test_an_exception_of_the_source_comes_through_and_caches_nothing(answer):
-    result = answer("dataset_broken", "throws")["ok"]
-    assert result["type"] == "SourceError"
-    assert result["first"] == result["second"]
-    assert result["second"]["text"] == "sample 3 cannot be read"
-    assert result["good"] is True
-    assert result["data"]["filled"] == result["target"]["filled"] == 2  # samples 0 and 4
-
-
-def test_a_sample_of_another_shape_is_a_value_error_that_shows_both(answer):
-    result = answer("dataset_broken", "odd")["ok"]
-    assert result["first"] == result["second"]
-    assert result["first"]["error"] == "ValueError"
-    assert "(3, 5)" in result["first"]["text"] and "(3, 4)" in result["first"]["text"]
-    assert result["first"]["text"].endswith("; convert it first (sample 3 of the dataset)")
-    assert result["data"]["filled"] == 2
-
-
-@pytest.mark.parametrize(
-    "mistake, kind, words",
-    [
-        ("empty", "ValueError", "not empty"),
-        ("unsized", "ValueError", "knows its size"),
-        ("name", "ValueError", "not allowed"),
-        ("index", "IndexError", "Index 4 out of bounds for dataset of length 4"),
-        ("0", "ValueError", "size_limit_gib is 0"),
-        ("-1", "ValueError", "size_limit_gib is -1"),
-        ("nan", "ValueError", "size_limit_gib is nan"),
-        ("1e-9", "ValueError", "size_limit_gib is 1e-09"),
-    ],
-)
-def test_a_dataset_that_cannot_be_cached_is_refused(answer, mistake, kind, words):
-    result = answer("dataset_wrong", mistake)
-    assert result["error"] == kind
-    assert words in result["text"] and "\n" not in result["text"]
-
-
-def test_two_programs_share_a_dataset_by_name(start, unique_name):
-    name = unique_name()
-    first = start("dataset_named", name)
-    result = first.result()
-    assert result["right"] is True and result["loads"] == [1] * 16
-    second = start("dataset_named", name)
-    result = second.result()
-    # One look at sample 0, which says what all of them look like.
-    assert result["right"] is True and result["loads"] == [1] + [0] * 15
-    with (
-        stocache.SharedCache.join(name) as data,
-        stocache.SharedCache.join(f"{name}-target") as target,
-    ):
-        for i in range(16):
-            assert torch.equal(data.get_slot(i), torch.full((3, 4), i, dtype=torch.int32))
-            assert target.get_slot(i).item() == i + 100
-    for probe in (first, second):
-        assert probe.result("end") == {"data": name, "target": f"{name}-target"}
-        probe.end()
-
-
-# The package
-
-
-def fake_torch(folder: Path, version: str) -> Path:
-    header = folder / "include" / "torch" / "headeronly" / "version.h"
-    header.parent.mkdir(parents=True)
-    parts = zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)
-    header.write_text("".join(f"#define TORCH_VERSION_{part} {n}\n" for part, n in parts))
-    return folder
-
-
-def configured(tmp_path: Path, line: str, *definitions: str) -> tuple[int, str]:
-    """What CMake says of a project with that line, on one line."""
-    source = tmp_path / "project"
-    source.mkdir()
-    (source / "CMakeLists.txt").write_text(
-        f"cmake_minimum_required(VERSION 3.20)\nproject(user LANGUAGES NONE)\n{line}\n"
-    )
-    done = run(*configure(source, tmp_path / "build", *definitions))
-    return done.returncode, " ".join(done.stdout.split())
-
-
-def test_cmake_says_which_torch_is_wrong(tmp_path):
-    torch_dir = fake_torch(tmp_path / "torch", "2.12.0")
-    status, said = configured(
-        tmp_path, "find_package(stocache REQUIRED)", f"-DSTOCACHE_TORCH_DIR={torch_dir}"
-    )
-    assert status != 0
-    assert (
-        f"this stocache was built for torch 2.13.0 but torch 2.12.0 is in {torch_dir}; "
-        "pip install torch==2.13.0"
-    ) in said
-
-
-def test_cmake_says_that_torch_is_missing(tmp_path):
-    moved = tmp_path / "alone" / "share" / "cmake"
-    shutil.copytree(stocache.cmake_prefix_path, moved)
-    status, said = configured(
-        tmp_path,
-        "find_package(stocache REQUIRED)",
-        f"-DCMAKE_PREFIX_PATH={moved}",
-    )
-    assert status != 0
-    assert "stocache needs torch 2.13.0 and found none in " in said
-    assert "pip install torch==2.13.0, or set STOCACHE_TORCH_DIR" in said
-
-
-def test_cmake_looks_nowhere_else_if_it_is_told_where_torch_is(tmp_path):
-    status, said = configured(
-        tmp_path, "find_package(stocache REQUIRED)", "-DSTOCACHE_TORCH_DIR=/nowhere/torch"
-    )
-    assert status != 0
-    assert "found none in /nowhere/torch" in said
-
-
-def test_the_library_shows_its_own_names_only():
-    """What else is linked into it would take the place of a program's own functions."""
-    library = Path(stocache.include_path()).parent / "lib" / "libstocache.so"
-    shown = subprocess.run(
-        ["nm", "-DC", "--defined-only", str(library)], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    names = [line.split(" ", 2)[2] for line in shown]
-    assert any("stocache::SharedCache::get_slot" in name for name in names)
-    foreign = [n for n in names if "stocache::" not in n and "rust::cxxbridge1::" not in n]
-    assert foreign == []
-
-
-@pytest.mark.parametrize("library", ["lib/libstocache.so", "_C*.so"])
-def test_the_places_of_errors_are_named_as_in_the_project(library):
-    (path,) = PACKAGE.glob(library)
-    code = path.read_bytes()
-    assert b"csrc/" in code
-    assert os.fsencode(ROOT / "csrc") not in code, "a folder of the machine that built it"
-
-
-def test_cmake_knows_the_version_of_stocache(tmp_path):
-    # The package is refused before it is read, so no compiler is needed to ask.
-    status, said = configured(tmp_path, "find_package(stocache 9.9 REQUIRED)")
-    assert status != 0
-    assert stocache.__version__ in said and "9.9" in said
-
-
-def test_headers_of_another_torch_stop_the_compiler(tmp_path):
-    torch_dir = fake_torch(tmp_path / "torch", "2.12.0")
-    source = tmp_path / "a.cpp"
-    source.write_text("#include <stocache/version.h>\nint main() {}\n")
-    check = [compiler(), "-fsyntax-only", "-I", stocache.include_path()]
-    other = run(*check, "-I", torch_dir / "include", "-I", TORCH / "include", source)
-    assert other.returncode != 0
-    assert "this stocache was built for torch 2.13.0" in other.stdout
-    assert run(*check, "-I", TORCH / "include", source).returncode == 0
-
-
-def test_another_torch_at_run_time_is_told_at_every_door(start, unique_name, tmp_path):
-    """A torch whose libraries fit so well that the loader takes them, but of another version."""
-    source, other = tmp_path / "other.cpp", tmp_path / "other.so"
-    source.write_text(
-        """
-        extern "C" unsigned long aoti_torch_abi_version() {
-          return 2ul << 56 | 14ul << 48 | 1ul << 40;  // 2.14.1
-        }
-        """
-    )
-    must(compiler(), "-shared", "-fPIC", source, "-o", other)
-    probe = start("serve", env={**without_python(), "LD_PRELOAD": str(other)})
-    name = text(unique_name())
-    for door in (f"open a {SMALL} name={name}", f"join a {name}", f"operator {name} 0"):
-        assert probe.ask(door) == {
-            "error": "RuntimeError",
-            "text": "this stocache was built for torch 2.13.0 but the program runs torch 2.14.1; "
-            "link or install torch 2.13.0",
-        }, door
-
-
-def test_the_library_stays_when_a_plug_in_that_brought_it_is_closed(run_script):
-    """Views end in its code, and torch cannot take back what it has registered."""
-    library = PACKAGE / "lib" / "libstocache.so"
-    said = run_script(
-        """
-        import _ctypes, ctypes, sys
-        for _ in range(2):
-            _ctypes.dlclose(ctypes.CDLL(sys.argv[1])._handle)
-            print("libstocache.so" in open("/proc/self/maps").read())
-        """,
-        library,
-    )
-    assert said.stdout.split() == ["True", "True"]
-
-
-def test_pkg_config_is_enough_to_build_a_program(tmp_path, unique_name):
-    pkg_config = shutil.which("pkg-config")
-    if not pkg_config:
-        pytest.skip("pkg-config is not installed: building with it is not covered")
-    environment = {**os.environ, "PKG_CONFIG_PATH": str(PACKAGE / "lib" / "pkgconfig")}
-    assert must(pkg_config, "--modversion", "stocache", env=environment).strip() == (
-        stocache.__version__
-    )
-    flags = shlex.split(must(pkg_config, "--cflags", "--libs", "stocache", env=environment))
-    source, program = tmp_path / "tiny.cpp", tmp_path / "tiny"
-    source.write_text(
-        """
-        #include <stocache/shared_cache.h>
-        #include <cstdio>
-        int main(int, char** argv) {
-          const stocache::SharedCache cache(stocache::Options(0.001).name(argv[1]), 8, {4});
-          std::printf("%s %d\\n", STOCACHE_VERSION, int(cache.size()));
-        }
-        """
-    )
-    must(compiler(), source, "-o", program, *flags)
-    said = must(program, unique_name(), env=without_python())
-    assert said.split() == [stocache.__version__, "8"]
-
-
-def mapped(pid: int | str) -> set[str]:
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return {Path(line.split()[-1]).name for line in lines if ".so" in line}
-
-
-def test_the_library_needs_no_python(start, unique_name):
-    probe = start("serve", env={})
-    probe.result(f"open a {SMALL} name={text(unique_name())}")
-    assert probe.result("set a 0 x01020304 1 0") is True
-    libraries = mapped(probe.child.pid)
-    assert "libstocache.so" in libraries and "libtorch_cpu.so" in libraries
-    snakes = ("libpython", "libtorch_python", "_C.")
-    assert not [name for name in libraries if name.startswith(snakes)]
-    # The same look at this process finds them.
-    assert [name for name in mapped("self") if name.startswith(snakes)]
-    probe.end()
-
-
-def test_the_folders_that_python_names_are_there():
-    assert Path(stocache.cmake_prefix_path, "stocache", "stocacheConfig.cmake").is_file()
-    for header in ("stocache.h", "shared_cache.h", "cached.h", "errors.h", "version.h"):
-        assert Path(stocache.include_path(), "stocache", header).is_file()
-    assert (PACKAGE / "lib" / "libstocache.so").is_file()
