@@ -52,10 +52,11 @@ test-python: build ## Python tests, against the installed package
 	cd "$$(mktemp -d)" && "$(ROOT)/$(PY)" -m pytest -q -c "$(ROOT)/pyproject.toml" \
 	  --rootdir "$(ROOT)" -p no:cacheprovider "$(ROOT)/tests/python" $(PYTEST_ARGS)
 
+# cmake and ninja build the C++ programs; no package that stocache could import by mistake.
 test-wheel: wheel ## Python tests against the wheel in an empty venv with torch
 	tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	python3 -m venv "$$tmp/venv"; \
-	"$$tmp/venv/bin/pip" install --progress-bar on dist/stocache-*.whl numpy pytest stocaching==0.2.1; \
+	"$$tmp/venv/bin/pip" install --progress-bar on dist/stocache-*.whl numpy pytest stocaching==0.2.1 cmake ninja; \
 	cd "$$tmp" && venv/bin/python -m pytest -q -c "$(ROOT)/pyproject.toml" --rootdir "$(ROOT)" \
 	  -p no:cacheprovider "$(ROOT)/tests/python"
 

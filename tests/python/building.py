@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import stocache
@@ -25,10 +27,21 @@ def tool(name: str, remedy: str) -> str:
     found = shutil.which(name, path=path)
     if found:
         return found
-    message = f"{name} is missing ({remedy}): what a C++ program sees of stocache is not covered"
+    missing(f"{name} is missing ({remedy}): what a C++ program sees of stocache is not covered")
+
+
+def missing(message: str) -> NoReturn:
+    """A gap in the project's own environment is a failure, elsewhere a reason to skip."""
     if COMPLETE:
         pytest.fail(message)
     pytest.skip(message)
+
+
+def needs(*modules: str) -> None:
+    """For examples that use other packages."""
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            missing(f"{name} is not installed (pip install {name}): this example is not covered")
 
 
 def compiler() -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import stocache.shared_cache
 import torch
-from building import ROOT, must, tool
+from building import ROOT, must, needs, tool
 
 
 def test_the_example_in_the_docstring_runs():
@@ -125,19 +125,21 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 @pytest.mark.parametrize(
-    "command, shown",
+    "command, shown, packages",
     [
-        (["examples/cached_dataset.py"], "1000 of 1000 samples in memory"),
-        (["examples/batch_dataset.py"], "hit"),
-        ([*TORCHRUN, "examples/ddp_train.py"], "1024 samples stored for a dataset of 1024"),
+        (["examples/cached_dataset.py"], "1000 of 1000 samples in memory", []),
+        (["examples/batch_dataset.py"], "hit", []),
+        ([*TORCHRUN, "examples/ddp_train.py"], "1024 samples stored for a dataset of 1024", []),
         (
             [*TIFF, "--plot", "{tmp}/plot.png"],
             "all runs computed the same losses, and every file was copied once",
+            ["tifffile", "matplotlib"],
         ),
     ],
     ids=["cached_dataset", "batch_dataset", "ddp_train", "tiff_files"],
 )
-def test_an_example_runs_without_a_warning(command, shown, tmp_path):
+def test_an_example_runs_without_a_warning(command, shown, packages, tmp_path):
+    needs(*packages)
     command = [part.replace("{tmp}", str(tmp_path)) for part in command]
     answer = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300
@@ -148,6 +150,7 @@ def test_an_example_runs_without_a_warning(command, shown, tmp_path):
 
 
 def test_the_files_in_datasets_md_print_what_is_shown(unique_name, run_script):
+    needs("PIL")
     page = (ROOT / "docs" / "datasets.md").read_text()
     files = files_of(page.replace("datasets-lesson", unique_name()))
     assert len(files) == 11
