@@ -41,7 +41,7 @@ def needs(*modules: str) -> None:
     """For examples that use other packages."""
     for name in modules:
         if importlib.util.find_spec(name) is None:
-            missing(f"{name} is not installed (pip install {name}): this example is not covered")
+            missing(f"{name} is not installed: the example that uses it is not covered")
 
 
 def compiler() -> str:
