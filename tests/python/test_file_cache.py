@@ -507,9 +507,8 @@ def test_prefetch_returns_what_has_no_copy(make_files, far, told):
     assert left == sorted(set(cache.files) - set(cache.in_cache)) and len(left) >= 14
     cache.close()
     cache = make_files()
-    gone = cache.files[3]
-    assert gone not in cache.in_cache or cache.clear()
-    os.unlink(os.path.join(far, gone))
+    cache.clear()  # which files had stayed is up to the threads
+    os.unlink(os.path.join(far, cache.files[3]))
     os.unlink(os.path.join(far, cache.files[4]))
     os.mkdir(os.path.join(far, cache.files[4]))
     left, warned = told(lambda: cache.prefetch(progress=False))
