@@ -115,22 +115,25 @@ fn end_in_order(name: &str) -> Result<(), String> {
 
 /// How many objects were there after the kills.
 fn end_by_kills(name: &str) -> Result<usize, String> {
-    const CHILDREN: u64 = 3;
+    const CHILDREN: usize = 3;
     let mut seen = 0;
     for (backing, most) in [(Backing::Memfd, 0), (Backing::Shm, 1)] {
         let wanted = Request { backing, ..request(name, 8, 4096) };
-        let attached = Tally::new();
-        let attach = || {
+        let attach = |mut tell: PipeWriter| {
             let (_cache, _) = open(&wanted).expect("a cache in a child");
-            attached.add(CYCLES);
-            std::thread::sleep(Duration::from_secs(1000));
-        };
-        let children: Vec<Child> = (0..CHILDREN).map(|_| Child::fork(attach)).collect();
-        while attached.get(CYCLES) < CHILDREN {
-            if children.iter().any(Child::has_ended) {
-                return Err("a child could not attach".into());
+            tell.write_all(&[0]).expect("a pipe");
+            loop {
+                std::thread::park(); // until it is killed
             }
-            std::thread::sleep(Duration::from_micros(100));
+        };
+        let (mut children, mut attached) = (Vec::new(), Vec::new());
+        for _ in 0..CHILDREN {
+            let (told, tell) = std::io::pipe().map_err(|error| error.to_string())?;
+            children.push(Child::fork(|| attach(tell)));
+            attached.push(told);
+        }
+        for mut told in attached {
+            told.read_exact(&mut [0]).map_err(|_| "a child could not attach")?;
         }
         drop(children);
         // Fewer, if another program has swept just now.
