@@ -9,11 +9,14 @@ FFCV   := .venv-ffcv
 ROOT   := $(CURDIR)
 SOURCES := $(shell find rust csrc python -type f -not -name '*.pyc' 2>/dev/null) \
            Cargo.toml Cargo.lock setup.py pyproject.toml
-CPP    := $(wildcard csrc/*.cpp csrc/*.h csrc/include/stocache/*.h benches/cpp/*.cpp tests/cpp/*.cpp examples/*/*.cpp)
+CPP    := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/include/stocache/*.h benches/cpp/*.cpp tests/cpp/*.cpp examples/*/*.cpp)
 PYTHON := python benches/python examples tests/python setup.py
 # nextest where present; plain cargo test runs the same tests.
 CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest run,cargo test) --no-fail-fast
 PYTEST_ARGS ?=
+# So many processes run the Python tests, each with a /dev/shm of its own. Most tests wait.
+PYTEST_JOBS ?= 2
+PYTEST := -m pytest -q -n $(PYTEST_JOBS) --dist worksteal -p no:cacheprovider
 
 .PHONY: help demo demo-cpp test test-long test-rust test-python test-wheel lint bench bench-peers \
         bench-ffcv bench-core build wheel clean
@@ -37,28 +40,30 @@ test: lint test-rust test-python ## Run every check that a change must pass
 	@echo; echo "All checks passed."
 
 test-long: lint ## The same with the full counts of kills and reads, and in an empty venv
-	STOCACHE_LONG=1 $(MAKE) test-rust
-	$(MAKE) test-python PYTEST_ARGS=--long
-	$(MAKE) test-wheel
+	export STOCACHE_COUNTS="$$(mktemp)"; trap 'rm -f "$$STOCACHE_COUNTS"' EXIT; \
+	STOCACHE_LONG=1 $(MAKE) test-rust; \
+	$(MAKE) test-python PYTEST_ARGS=--long; \
+	$(MAKE) test-wheel; \
+	echo; echo "All checks passed at these counts:"; sort "$$STOCACHE_COUNTS"
 
 test-rust: ## Core tests: units, models, tortures and their controls
 	$(CARGO_TEST)
 	$(CARGO_TEST) --features faults --test controls
 	$(CARGO_TEST) --features faults --lib fault::controls
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --lib slot::models
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --lib models
 
 # From another folder, so that nothing but the installed package can be imported.
 test-python: build ## Python tests, against the installed package
-	cd "$$(mktemp -d)" && "$(ROOT)/$(PY)" -m pytest -q -c "$(ROOT)/pyproject.toml" \
-	  --rootdir "$(ROOT)" -p no:cacheprovider "$(ROOT)/tests/python" $(PYTEST_ARGS)
+	cd "$$(mktemp -d)" && "$(ROOT)/$(PY)" $(PYTEST) -c "$(ROOT)/pyproject.toml" \
+	  --rootdir "$(ROOT)" "$(ROOT)/tests/python" $(PYTEST_ARGS)
 
 # cmake and ninja build the C++ programs; no package that stocache could import by mistake.
 test-wheel: wheel ## Python tests against the wheel in an empty venv with torch
 	tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	python3 -m venv "$$tmp/venv"; \
-	"$$tmp/venv/bin/pip" install --progress-bar on dist/stocache-*.whl numpy pytest stocaching==0.2.1 cmake ninja; \
-	cd "$$tmp" && venv/bin/python -m pytest -q -c "$(ROOT)/pyproject.toml" --rootdir "$(ROOT)" \
-	  -p no:cacheprovider "$(ROOT)/tests/python"
+	"$$tmp/venv/bin/pip" install --progress-bar on dist/stocache-*.whl numpy pytest pytest-xdist hypothesis stocaching==0.2.1 cmake ninja; \
+	cd "$$tmp" && venv/bin/python $(PYTEST) -c "$(ROOT)/pyproject.toml" \
+	  --rootdir "$(ROOT)" "$(ROOT)/tests/python"
 
 lint: build ## Formatting, clippy, ruff, mypy, clang-format
 	cargo fmt --all --check
@@ -84,7 +89,7 @@ bench-ffcv: build $(FFCV)/.installed ## stocache.DataLoader beside FFCV, which g
 	$(FFCV)/bin/python benches/python/cached_dataset.py --only loader --with-ffcv
 
 bench-core: ## Criterion benches of the core alone
-	cargo bench --bench slots
+	cargo bench --bench slots --bench records
 
 build: $(VENV)/.installed ## Install stocache into .venv
 

@@ -113,7 +113,7 @@ class BuildNative(build_ext):
 
 
 setup(
-    packages=["stocache"],
+    packages=["stocache", "stocache._dataset", "stocache._sharing", "stocache._torch"],
     package_dir={"": "python"},
     package_data={"stocache": ["py.typed", "*.pyi"]},
     ext_modules=[Extension("stocache._C", sources=[])],

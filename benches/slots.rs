@@ -17,6 +17,7 @@ fn cache(what: &str, slots: u64, bytes: u64) -> std::sync::Arc<Cache> {
         keep: false,
         backing: Backing::Memfd,
         private: true,
+        huge_pages: stocache::HugePages::No,
         join: None,
     };
     Cache::open(&request).expect("a cache").0

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import stocache
 import torch
 from stocache import CachedDataset
 from torch import Tensor, nn
@@ -68,7 +67,6 @@ def train(dataset: Dataset[dict[str, Any]]) -> tuple[list[float], float]:
         shuffle=True,
         num_workers=2,
         persistent_workers=True,
-        collate_fn=stocache.collate,
     )
     seconds = []
     for _ in range(EPOCHS):

@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use stocache::Kind;
-use stocache::ring::{self, BUFFERS, Buffer, FLIGHTS, Ticket};
+use stocache::batches::{self, BUFFERS, Buffer, TICKETS, Ticket};
 
 const SIZE: usize = 64 << 10;
 const HANG: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ fn world<T: Fn()>(test: T, body: impl FnOnce(Random) -> String) {
         let seed = given.unwrap_or_else(|| u64::from(std::process::id()) ^ 0x9e37_79b9);
         println!("{name}: seed {seed}");
         let line = body(Random::new(seed));
-        assert_eq!(ring::usage().holds, 0, "holds are left");
+        assert_eq!(batches::usage().holds, 0, "holds are left");
         println!("{name}: {line}");
         return;
     }
@@ -166,7 +166,7 @@ fn holds_word(buffer: &Buffer, word: u64) -> bool {
 
 /// A new batch, filled and sent.
 fn batch(bytes: usize, word: u64) -> Option<(Buffer, Message)> {
-    let buffer = ring::take(bytes)?;
+    let buffer = batches::take(bytes)?;
     fill(&buffer, word);
     let ticket = buffer.send().expect("a ticket");
     Some((buffer, Message { ticket, word }))
@@ -213,7 +213,7 @@ fn a_batch_arrives_and_the_next_one_uses_the_same_memory_and_mapping() {
         let mut known: HashMap<u64, usize> = HashMap::new();
         for _ in 0..rounds {
             let Message { ticket, word } = line.wait();
-            let buffer = ring::receive(&ticket).unwrap();
+            let buffer = batches::receive(&ticket).unwrap();
             assert_eq!((buffer.len() as u64, buffer.instance()), (ticket.bytes, ticket.instance));
             assert!(holds_word(&buffer, word));
             let address = buffer.address().as_ptr() as usize;
@@ -223,7 +223,7 @@ fn a_batch_arrives_and_the_next_one_uses_the_same_memory_and_mapping() {
             bell.ring();
         }
         assert_eq!(known.len(), sizes.len());
-        assert_eq!(ring::usage().received, sizes.len());
+        assert_eq!(batches::usage().received, sizes.len());
         ended(maker);
         format!("{rounds} batches through {} buffers", known.len())
     });
@@ -269,7 +269,7 @@ fn exchange(rounds: u64, mut random: Random, early: bool) -> Exchange {
     };
     for round in 0..rounds {
         let Message { ticket, word } = line.wait();
-        let buffer = ring::receive(&ticket).unwrap();
+        let buffer = batches::receive(&ticket).unwrap();
         let address = buffer.address().as_ptr() as usize;
         instances.insert(ticket.instance);
         held.push(((!early).then_some(buffer), address, word));
@@ -329,7 +329,7 @@ fn makers_and_receivers_die_and_no_batch_is_torn() {
             loop {
                 match batch(SIZE, random.next()) {
                     Some((_buffer, message)) if line.put(message) => {}
-                    Some((_buffer, message)) => assert!(ring::cancel(&message.ticket)),
+                    Some((_buffer, message)) => assert!(batches::cancel(&message.ticket)),
                     None => {
                         tally.add(NONE);
                         std::thread::sleep(Duration::from_micros(100));
@@ -344,14 +344,14 @@ fn makers_and_receivers_die_and_no_batch_is_torn() {
             };
             loop {
                 let Message { ticket, word } = line.wait();
-                match ring::receive(&ticket) {
+                match batches::receive(&ticket) {
                     Ok(buffer) => {
                         check(&buffer, word);
                         if random.below(4) == 0
                             && let Ok(ticket) = buffer.send()
                             && !line.put(Message { ticket, word })
                         {
-                            assert!(ring::cancel(&ticket));
+                            assert!(batches::cancel(&ticket));
                         }
                         held.push((buffer, word));
                     }
@@ -366,7 +366,7 @@ fn makers_and_receivers_die_and_no_batch_is_torn() {
                     check(&buffer, word);
                 }
                 // Mappings of the dead do not pile up.
-                let received = ring::usage().received;
+                let received = batches::usage().received;
                 assert!(received <= MAKERS * BUFFERS + 40, "{received} mappings");
             }
         };
@@ -412,7 +412,7 @@ fn a_receiver_that_is_killed_gives_everything_back() {
             let receiver = Child::fork(|| {
                 let mut held = Vec::new();
                 while let Some(message) = line.get(10_000) {
-                    held.push(ring::receive(&message.ticket).unwrap());
+                    held.push(batches::receive(&message.ticket).unwrap());
                 }
             });
             let sent: Vec<Message> = (0..BATCHES as u64)
@@ -425,11 +425,11 @@ fn a_receiver_that_is_killed_gives_everything_back() {
             std::thread::sleep(Duration::from_micros(random.below(1_500)));
             kill(receiver);
             // What it had received the kernel knows; what it had not, the sender does.
-            cancelled += sent.iter().filter(|message| ring::cancel(&message.ticket)).count();
-            let usage = ring::usage();
+            cancelled += sent.iter().filter(|message| batches::cancel(&message.ticket)).count();
+            let usage = batches::usage();
             assert!(usage.made <= BATCHES, "{usage:?} after {round} rounds");
-            let again: Vec<Buffer> = (0..BATCHES).map(|_| ring::take(SIZE).unwrap()).collect();
-            assert_eq!(ring::usage().made, BATCHES, "a buffer of the dead was not free");
+            let again: Vec<Buffer> = (0..BATCHES).map(|_| batches::take(SIZE).unwrap()).collect();
+            assert_eq!(batches::usage().made, BATCHES, "a buffer of the dead was not free");
             drop(again);
         }
         format!("{rounds} kills, {cancelled} of {} tickets unreceived", rounds * BATCHES as u64)
@@ -442,7 +442,7 @@ fn a_receiver_that_stands_still_keeps_what_it_holds() {
         let (line, bell) = (Line::new(), Bell::new());
         let receiver = Child::fork(|| {
             let message = line.wait();
-            let buffer = ring::receive(&message.ticket).unwrap();
+            let buffer = batches::receive(&message.ticket).unwrap();
             bell.ring();
             std::thread::sleep(HANG);
             drop(buffer);
@@ -454,12 +454,50 @@ fn a_receiver_that_stands_still_keeps_what_it_holds() {
         bell.wait();
         receiver.stop();
         for _ in 0..200 {
-            assert_ne!(ring::take(SIZE).unwrap().instance(), instance);
+            assert_ne!(batches::take(SIZE).unwrap().instance(), instance);
         }
         kill(receiver);
-        let both = [ring::take(SIZE).unwrap(), ring::take(SIZE).unwrap()];
+        let both = [batches::take(SIZE).unwrap(), batches::take(SIZE).unwrap()];
         assert!(both.iter().any(|buffer| buffer.instance() == instance));
         "kept, and given back at its death".into()
+    });
+}
+
+/// Every descriptor of a batch in this process, closed under the ring's feet.
+fn close_descriptors_of_batches() -> usize {
+    let mut closed = 0;
+    for fd in 3..1024 {
+        let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+        if link.is_ok_and(|link| link.to_string_lossy().starts_with("/memfd:stocache-batch")) {
+            // SAFETY: what a program does that closes descriptors it does not know.
+            closed += usize::from(unsafe { libc::close(fd) } == 0);
+        }
+    }
+    closed
+}
+
+#[test]
+fn a_receiver_whose_descriptors_somebody_closed_keeps_what_it_holds() {
+    world(a_receiver_whose_descriptors_somebody_closed_keeps_what_it_holds, |_| {
+        let (line, bell) = (Line::new(), Bell::new());
+        let receiver = Child::fork(|| {
+            let message = line.wait();
+            let buffer = batches::receive(&message.ticket).unwrap();
+            assert_eq!(close_descriptors_of_batches(), 1);
+            bell.ring();
+            std::thread::sleep(HANG);
+            drop(buffer);
+        });
+        let (buffer, message) = batch(SIZE, 7).unwrap();
+        let instance = buffer.instance();
+        assert!(line.put(message));
+        drop(buffer);
+        bell.wait();
+        for _ in 0..200 {
+            assert_ne!(batches::take(SIZE).unwrap().instance(), instance);
+        }
+        kill(receiver);
+        "kept without its descriptor".into()
     });
 }
 
@@ -476,8 +514,8 @@ fn tickets_that_nobody_receives_cost_a_bounded_number_of_buffers() {
         }
         assert_eq!((lost.len(), none), (BUFFERS, rounds - BUFFERS));
         assert_eq!(traces(), (BUFFERS, BUFFERS));
-        assert!(lost.iter().all(ring::cancel) && !lost.iter().any(ring::cancel));
-        assert!(ring::take(SIZE).is_some());
+        assert!(lost.iter().all(batches::cancel) && !lost.iter().any(batches::cancel));
+        assert!(batches::take(SIZE).is_some());
         format!("{BUFFERS} buffers at most, {none} batches through ordinary memory")
     });
 }
@@ -496,7 +534,7 @@ fn after_the_death_of_a_maker_its_batches_are_whole_and_its_memory_is_given_back
                     loop {
                         match batch(1 << 20, round << 32 | i) {
                             Some((_buffer, message)) if line.put(message) => i += 1,
-                            Some((_buffer, message)) => assert!(ring::cancel(&message.ticket)),
+                            Some((_buffer, message)) => assert!(batches::cancel(&message.ticket)),
                             None => std::thread::sleep(Duration::from_micros(50)),
                         }
                     }
@@ -504,7 +542,7 @@ fn after_the_death_of_a_maker_its_batches_are_whole_and_its_memory_is_given_back
                 let mut held = Vec::new();
                 for _ in 0..1 + random.below(20) {
                     let Message { ticket, word } = line.wait();
-                    let buffer = ring::receive(&ticket).unwrap();
+                    let buffer = batches::receive(&ticket).unwrap();
                     if random.below(2) == 0 {
                         held.push((buffer, word));
                     }
@@ -514,7 +552,7 @@ fn after_the_death_of_a_maker_its_batches_are_whole_and_its_memory_is_given_back
                 assert!(held.iter().all(|(buffer, word)| holds_word(buffer, *word)));
                 while let Some(message) = line.get(0) {
                     // A mapping that is kept serves a last ticket; nothing else is left of the dead.
-                    match ring::receive(&message.ticket) {
+                    match batches::receive(&message.ticket) {
                         Ok(buffer) => assert!(holds_word(&buffer, message.word)),
                         Err(error) => {
                             assert_eq!(error.kind(), Kind::State, "{error}");
@@ -522,8 +560,8 @@ fn after_the_death_of_a_maker_its_batches_are_whole_and_its_memory_is_given_back
                         }
                     }
                 }
-                ring::sweep();
-                let before = ring::usage().received;
+                batches::give_back();
+                let before = batches::usage().received;
                 assert!(before <= held.len(), "{before} mappings, {} held", held.len());
                 assert!(held.iter().all(|(buffer, word)| holds_word(buffer, *word)));
                 while !held.is_empty() {
@@ -531,7 +569,7 @@ fn after_the_death_of_a_maker_its_batches_are_whole_and_its_memory_is_given_back
                     assert_eq!(traces(), (held.len(), held.len()));
                 }
             }
-            assert_eq!((ring::usage(), traces()), (ring::Usage::default(), (0, 0)));
+            assert_eq!((batches::usage(), traces()), (batches::Usage::default(), (0, 0)));
             format!("{rounds} kills, {held_at_death} batches outlived them, {gone} were lost")
         },
     );
@@ -547,7 +585,7 @@ fn the_last_hold_of_a_dead_maker_gives_back_what_was_only_kept() {
             std::thread::sleep(HANG);
         });
         let mut held: Vec<Buffer> =
-            (0..6).map(|_| ring::receive(&line.wait().ticket).unwrap()).collect();
+            (0..6).map(|_| batches::receive(&line.wait().ticket).unwrap()).collect();
         let last = held.pop().unwrap();
         drop(held);
         assert_eq!(traces(), (6, 6));
@@ -573,13 +611,13 @@ fn a_buffer_that_its_maker_gave_up_is_not_kept_by_receivers() {
             std::thread::sleep(HANG);
         });
         for _ in 0..2_000 {
-            drop(ring::receive(&line.wait().ticket).unwrap());
+            drop(batches::receive(&line.wait().ticket).unwrap());
             bell.ring();
         }
         // Of the first size the maker has none any more, and nor have we.
         assert_eq!(traces(), (1, 1));
         kill(maker);
-        ring::sweep();
+        batches::give_back();
         assert_eq!(traces(), (0, 0));
         "one mapping at the end".into()
     });
@@ -592,7 +630,7 @@ fn a_message_that_comes_back_is_the_same_memory() {
         let other = Child::fork(|| {
             for _ in 0..100 {
                 let Message { ticket, word } = there.wait();
-                let buffer = ring::receive(&ticket).unwrap();
+                let buffer = batches::receive(&ticket).unwrap();
                 let ticket = buffer.send().unwrap();
                 drop(buffer);
                 assert!(back.put(Message { ticket, word }));
@@ -608,21 +646,21 @@ fn a_message_that_comes_back_is_the_same_memory() {
             let Message { ticket, word } = back.wait();
             assert_ne!(ticket.pid, std::process::id());
             // The one in flight is not given out.
-            assert_ne!(ring::take(SIZE).unwrap().instance(), instance);
-            let buffer = ring::receive(&ticket).unwrap();
+            assert_ne!(batches::take(SIZE).unwrap().instance(), instance);
+            let buffer = batches::receive(&ticket).unwrap();
             assert_eq!((buffer.address(), buffer.instance()), (address, instance));
             assert!(holds_word(&buffer, word));
         }
         ended(other);
-        assert_eq!(ring::usage().received, 0);
+        assert_eq!(batches::usage().received, 0);
         // Without any other process it is the same.
         let (buffer, message) = batch(SIZE, 1).unwrap();
-        let again = ring::receive(&message.ticket).unwrap();
+        let again = batches::receive(&message.ticket).unwrap();
         assert_eq!(again.address(), buffer.address());
-        let found = ring::holding(buffer.address().as_ptr()).unwrap();
+        let found = batches::holding(buffer.address().as_ptr()).unwrap();
         let raw = buffer.into_raw();
         drop((again, found));
-        assert_eq!(ring::usage().holds, 1);
+        assert_eq!(batches::usage().holds, 1);
         // SAFETY: from `into_raw`, used once.
         drop(unsafe { Buffer::from_raw(raw) }.unwrap());
         // SAFETY: wrong on purpose, and harmless while nothing was taken since: there is no hold.
@@ -636,7 +674,7 @@ fn what_a_child_inherits_stays_whole_until_it_lets_go() {
     world(what_a_child_inherits_stays_whole_until_it_lets_go, |_| {
         let (go, told) = (Bell::new(), Bell::new());
         for round in 0..count(50, 1_000) {
-            let buffer = ring::take(SIZE).unwrap();
+            let buffer = batches::take(SIZE).unwrap();
             fill(&buffer, round);
             let instance = buffer.instance();
             let mut inherited = Some(buffer);
@@ -646,8 +684,8 @@ fn what_a_child_inherits_stays_whole_until_it_lets_go() {
                 let buffer = inherited.take().unwrap();
                 assert!(holds_word(&buffer, round), "what a child held was written to");
                 // What its parent made is not the child's to give out.
-                let own = ring::take(SIZE).unwrap();
-                assert_eq!(ring::usage().made, 1);
+                let own = batches::take(SIZE).unwrap();
+                assert_eq!(batches::usage().made, 1);
                 fill(&own, !0);
                 assert!(holds_word(&buffer, round));
                 drop((own, buffer));
@@ -657,20 +695,20 @@ fn what_a_child_inherits_stays_whole_until_it_lets_go() {
             drop(inherited.take());
             // While the child holds it, it is not given out here.
             for _ in 0..3 {
-                let other = ring::take(SIZE).unwrap();
+                let other = batches::take(SIZE).unwrap();
                 assert_ne!(other.instance(), instance);
                 fill(&other, !0);
             }
             go.ring();
             told.wait();
             // The child lives, but let go.
-            let made = ring::usage().made;
-            let all: Vec<Buffer> = (0..made).map(|_| ring::take(SIZE).unwrap()).collect();
+            let made = batches::usage().made;
+            let all: Vec<Buffer> = (0..made).map(|_| batches::take(SIZE).unwrap()).collect();
             assert!(all.iter().any(|buffer| buffer.instance() == instance));
             go.ring();
             ended(child);
         }
-        let made = ring::usage().made;
+        let made = batches::usage().made;
         assert!(made <= 4, "{made} buffers");
         format!("{made} buffers in the parent")
     });
@@ -688,16 +726,16 @@ fn a_child_cannot_let_go_for_its_parent() {
             // The receiver and its children come and go; then all are gone.
             told.wait();
             for _ in 0..10 {
-                let other = ring::take(SIZE).unwrap();
+                let other = batches::take(SIZE).unwrap();
                 assert_ne!(other.instance(), instance, "given out while the receiver held it");
                 fill(&other, 6);
             }
             assert!(line.put(message));
             told.wait();
-            let both = [ring::take(SIZE).unwrap(), ring::take(SIZE).unwrap()];
+            let both = [batches::take(SIZE).unwrap(), batches::take(SIZE).unwrap()];
             assert!(both.iter().any(|buffer| buffer.instance() == instance));
         });
-        let received = ring::receive(&line.wait().ticket).unwrap();
+        let received = batches::receive(&line.wait().ticket).unwrap();
         let mut mine = Some(received);
         // One lets go, one is killed, one stays.
         ended(Child::fork(|| drop(mine.take())));
@@ -710,7 +748,7 @@ fn a_child_cannot_let_go_for_its_parent() {
         });
         told.ring();
         let second = line.wait(); // a ticket that was used already
-        assert_eq!(ring::receive(&second.ticket).unwrap_err().kind(), Kind::State);
+        assert_eq!(batches::receive(&second.ticket).unwrap_err().kind(), Kind::State);
         assert!(holds_word(mine.as_ref().unwrap(), 5));
         ended(last);
         drop(mine.take());
@@ -737,7 +775,7 @@ fn exhaust_descriptors() -> libc::rlimit {
 fn a_fork_without_a_descriptor_to_spare_costs_the_buffer_and_nothing_else() {
     world(a_fork_without_a_descriptor_to_spare_costs_the_buffer_and_nothing_else, |_| {
         let (go, told, line) = (Bell::new(), Bell::new(), Line::new());
-        let buffer = ring::take(SIZE).unwrap();
+        let buffer = batches::take(SIZE).unwrap();
         fill(&buffer, 3);
         let (instance, mut inherited) = (buffer.instance(), Some(buffer));
         let before = exhaust_descriptors();
@@ -756,17 +794,17 @@ fn a_fork_without_a_descriptor_to_spare_costs_the_buffer_and_nothing_else() {
         drop(inherited.take());
         let reader = Child::fork(|| {
             let Message { ticket, word } = line.wait();
-            assert!(holds_word(&ring::receive(&ticket).unwrap(), word));
+            assert!(holds_word(&batches::receive(&ticket).unwrap(), word));
         });
         ended(reader);
         for _ in 0..BUFFERS {
-            let other = ring::take(SIZE).unwrap();
+            let other = batches::take(SIZE).unwrap();
             assert_ne!(other.instance(), instance);
             fill(&other, 4);
         }
         go.ring();
         told.wait();
-        assert_ne!(ring::take(SIZE).unwrap().instance(), instance);
+        assert_ne!(batches::take(SIZE).unwrap().instance(), instance);
         assert_eq!(traces(), (1, 1));
         go.ring();
         ended(child);
@@ -785,13 +823,13 @@ fn without_descriptors_or_address_space_there_is_no_buffer_and_a_clear_error() {
         });
         let message = line.wait();
         let before = exhaust_descriptors();
-        assert!(ring::take(SIZE).is_none());
-        let error = ring::receive(&message.ticket).unwrap_err();
+        assert!(batches::take(SIZE).is_none());
+        let error = batches::receive(&message.ticket).unwrap_err();
         assert_eq!(error.kind(), Kind::Space, "{error}");
         assert!(error.to_string().contains("ulimit -n"), "{error}");
         // SAFETY: the limit that was there before.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &before) }, 0);
-        assert!(holds_word(&ring::receive(&message.ticket).unwrap(), 1));
+        assert!(holds_word(&batches::receive(&message.ticket).unwrap(), 1));
         bell.ring();
         ended(maker);
         for (resource, bytes) in [(libc::RLIMIT_FSIZE, 1 << 20), (libc::RLIMIT_AS, 1 << 20)] {
@@ -800,13 +838,13 @@ fn without_descriptors_or_address_space_there_is_no_buffer_and_a_clear_error() {
                 let mut before: libc::rlimit = std::mem::zeroed();
                 libc::getrlimit(resource, &mut before);
                 libc::setrlimit(resource, &libc::rlimit { rlim_cur: bytes, ..before });
-                let taken = ring::take(2 << 20);
+                let taken = batches::take(2 << 20);
                 libc::setrlimit(resource, &before);
                 assert!(taken.is_none());
             }
         }
         // After a refusal it pauses.
-        assert!((0..40).any(|_| ring::take(2 << 20).is_some()));
+        assert!((0..40).any(|_| batches::take(2 << 20).is_some()));
         "refused, and possible again".into()
     });
 }
@@ -818,8 +856,8 @@ fn children_forked_while_threads_use_the_ring_all_work() {
         let once = |random: &mut Random| {
             let word = random.next();
             let (buffer, message) = batch(SIZE, word).expect("a buffer");
-            let other = ring::receive(&message.ticket).unwrap();
-            let third = ring::holding(other.address().as_ptr()).unwrap();
+            let other = batches::receive(&message.ticket).unwrap();
+            let third = batches::holding(other.address().as_ptr()).unwrap();
             drop(buffer);
             assert!(holds_word(&third, word));
         };
@@ -847,7 +885,7 @@ fn children_forked_while_threads_use_the_ring_all_work() {
             }
             stop.store(true, Ordering::Relaxed);
         });
-        let usage = ring::usage();
+        let usage = batches::usage();
         assert!(usage.made <= BUFFERS && usage.received == 0, "{usage:?}");
         format!("{forks} children, {} buffers", usage.made)
     });
@@ -862,10 +900,10 @@ fn a_fork_during_the_first_use_leaves_the_child_a_ring_that_works() {
             // Nobody has used the ring here, so each child is about to use it for the first time.
             ended(Child::fork(|| {
                 std::thread::scope(|scope| {
-                    scope.spawn(|| (0..20).for_each(|_| drop(ring::take(4096))));
+                    scope.spawn(|| (0..20).for_each(|_| drop(batches::take(4096))));
                     (0..wait).for_each(|_| std::hint::spin_loop());
                     for _ in 0..3 {
-                        ended(Child::fork(|| drop(ring::take(4096).unwrap())));
+                        ended(Child::fork(|| drop(batches::take(4096).unwrap())));
                     }
                 });
             }));
@@ -897,7 +935,7 @@ fn forged_and_damaged_tickets_are_refused() {
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         let pid = std::process::id();
         let refused = |ticket: Ticket, kind: Kind, why: &str| {
-            let error = ring::receive(&ticket).expect_err(why);
+            let error = batches::receive(&ticket).expect_err(why);
             let text = error.to_string();
             assert_eq!(error.kind(), kind, "{text}");
             assert!(text.contains(why) && !text.contains('\n'), "{why:?} is not in {text:?}");
@@ -965,7 +1003,7 @@ fn forged_and_damaged_tickets_are_refused() {
                 damaged.push(Ticket { fd: ticket.fd ^ flip as i32, ..ticket });
             }
             for damaged in damaged {
-                assert!(ring::receive(&damaged).is_err(), "{damaged:?} for {ticket:?}");
+                assert!(batches::receive(&damaged).is_err(), "{damaged:?} for {ticket:?}");
             }
         }
         let rounds = count(5_000, 200_000);
@@ -982,10 +1020,10 @@ fn forged_and_damaged_tickets_are_refused() {
                 bytes: number(&mut random, SIZE as u64),
                 serial: number(&mut random, 1),
             };
-            assert!(ring::receive(&forged).is_err());
+            assert!(batches::receive(&forged).is_err());
         }
-        assert_eq!(ring::usage(), ring::Usage::default());
-        assert!(holds_word(&ring::receive(&ticket).unwrap(), word));
+        assert_eq!(batches::usage(), batches::Usage::default());
+        assert!(holds_word(&batches::receive(&ticket).unwrap(), word));
         refused(ticket, Kind::State, "received before");
         bell.ring();
         ended(maker);
@@ -1005,14 +1043,14 @@ fn a_batch_of_another_user_is_refused() {
         let maker = Child::fork(|| {
             // SAFETY: becomes nobody, for good.
             assert_eq!(unsafe { libc::setuid(65534) }, 0);
-            assert!(ring::take(SIZE).is_none(), "nobody could open it");
+            assert!(batches::take(SIZE).is_none(), "nobody could open it");
             // SAFETY: as before it became another user.
             assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) }, 0);
             let (_buffer, message) = batch(SIZE, 1).unwrap();
             assert!(line.put(message));
             bell.wait();
         });
-        let error = ring::receive(&line.wait().ticket).unwrap_err();
+        let error = batches::receive(&line.wait().ticket).unwrap_err();
         assert_eq!(error.kind(), Kind::Refused);
         assert!(error.to_string().contains("owner"), "{error}");
         bell.ring();
@@ -1024,14 +1062,14 @@ fn a_batch_of_another_user_is_refused() {
 #[test]
 fn too_many_messages_of_one_batch_are_an_error() {
     world(too_many_messages_of_one_batch_are_an_error, |_| {
-        let buffer = ring::take(SIZE).unwrap();
-        let tickets: Vec<Ticket> = (0..FLIGHTS).map(|_| buffer.send().unwrap()).collect();
+        let buffer = batches::take(SIZE).unwrap();
+        let tickets: Vec<Ticket> = (0..TICKETS).map(|_| buffer.send().unwrap()).collect();
         let error = buffer.send().unwrap_err();
         assert_eq!(error.kind(), Kind::State, "{error}");
-        let all: Vec<Buffer> = tickets.iter().map(|t| ring::receive(t).unwrap()).collect();
-        assert_eq!(ring::usage().holds, FLIGHTS + 1);
+        let all: Vec<Buffer> = tickets.iter().map(|t| batches::receive(t).unwrap()).collect();
+        assert_eq!(batches::usage().holds, TICKETS + 1);
         drop(all);
-        drop(ring::receive(&buffer.send().unwrap()).unwrap());
+        drop(batches::receive(&buffer.send().unwrap()).unwrap());
         "one more after they were received".into()
     });
 }
@@ -1045,12 +1083,12 @@ fn descriptors_are_not_inherited_by_programs() {
             assert!(line.put(message));
             bell.wait();
         });
-        let theirs = ring::receive(&line.wait().ticket).unwrap();
-        let mine = ring::take(SIZE).unwrap();
+        let theirs = batches::receive(&line.wait().ticket).unwrap();
+        let mine = batches::take(SIZE).unwrap();
         assert_eq!(traces(), (2, 2));
         let listed = std::process::Command::new("ls").args(["-l", "/proc/self/fd"]).output();
         let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
-        assert!(listed.contains("/proc") && !listed.contains("stocache"), "{listed}");
+        assert!(listed.contains("/proc") && !listed.contains("memfd:stocache"), "{listed}");
         drop((theirs, mine));
         bell.ring();
         ended(maker);
@@ -1101,22 +1139,22 @@ fn a_memory_cgroup_is_never_filled() {
         };
         let member = Child::fork(|| {
             std::fs::write(group.0.join("cgroup.procs"), std::process::id().to_string()).unwrap();
-            assert!(ring::take(LIMIT / 2).is_none(), "too large a part of what is left");
+            assert!(batches::take(LIMIT / 2).is_none(), "too large a part of what is left");
             let mut held = Vec::new();
             // Several tries: after a refusal it pauses.
-            while let Some(buffer) = (0..40).find_map(|_| ring::take(2 << 20)) {
+            while let Some(buffer) = (0..40).find_map(|_| batches::take(2 << 20)) {
                 fill(&buffer, 1);
                 held.push(buffer);
             }
-            let made = ring::usage().made_bytes as usize;
+            let made = batches::usage().made_bytes as usize;
             assert!((4 << 20..=LIMIT / 8).contains(&made), "{made} bytes");
             // Now other parts of the program leave less, and it is still not filled.
             let hog = vec![1u8; LIMIT / 2];
             held.clear();
             let sizes = (0..200).map(|i| (1 << 20) + i * 4096);
-            let many: Vec<Buffer> = sizes.filter_map(ring::take).collect();
+            let many: Vec<Buffer> = sizes.filter_map(batches::take).collect();
             many.iter().for_each(|buffer| fill(buffer, 2));
-            let made = ring::usage().made_bytes as usize;
+            let made = batches::usage().made_bytes as usize;
             assert!(made <= LIMIT / 8, "{made} bytes");
             assert!(hog.iter().all(|&byte| byte == 1));
         });

@@ -11,6 +11,7 @@ fn request(name: &str, backing: Backing) -> Request {
         keep: false,
         backing,
         private: false,
+        huge_pages: stocache::HugePages::No,
         join: None,
     }
 }

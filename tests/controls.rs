@@ -8,9 +8,9 @@ use std::process::{Command, ExitStatus};
 fn broken(fault: &str, what: &str, count: u64) -> ExitStatus {
     let mut command = Command::new(env!("CARGO_BIN_EXE_torture"));
     command.args([what, "--count", &count.to_string()]);
-    if what == "full" {
+    if what.starts_with("full") {
         let script = format!(
-            "mount -t tmpfs -o size=16m tmpfs /dev/shm && exec {} full",
+            "mount -t tmpfs -o size=16m,huge=advise tmpfs /dev/shm && exec {} {what}",
             env!("CARGO_BIN_EXE_torture")
         );
         command = Command::new("unshare");
@@ -48,8 +48,13 @@ fn publishing_a_record_before_its_bytes_is_caught() {
 }
 
 #[test]
-fn ignoring_the_epoch_is_caught_in_records() {
-    is_caught("IgnoreEpoch", "records-lru", 5_000);
+fn ignoring_the_generation_is_caught_in_records_that_are_cleared() {
+    is_caught("IgnoreEpoch", "records", 50_000);
+}
+
+#[test]
+fn ignoring_the_generation_is_caught_in_records_that_are_recycled() {
+    is_caught("IgnoreEpoch", "records-lru", 50_000);
 }
 
 #[test]
@@ -60,6 +65,11 @@ fn emptying_a_region_that_is_written_to_is_caught() {
 #[test]
 fn never_taking_over_is_caught() {
     is_caught("NoTakeover", "takeover", 50);
+}
+
+#[test]
+fn too_few_leases_are_caught() {
+    is_caught("FewLeases", "many-writers", 300);
 }
 
 #[test]
@@ -93,6 +103,28 @@ fn registering_fork_handlers_at_the_first_use_is_caught() {
 }
 
 #[test]
+fn mapping_through_the_locked_description_is_caught_where_workers_live_on() {
+    is_caught("MapLockedDescription", "orphaned", 10);
+}
+
+#[test]
+fn mapping_through_the_locked_description_is_caught_where_a_child_lives_on() {
+    is_caught("MapLockedDescription", "parent-first", 3);
+}
+
+#[test]
+fn mapping_through_the_locked_description_is_caught_where_views_live_on() {
+    is_caught("MapLockedDescription", "kept-views", 600);
+}
+
+#[test]
+fn a_slow_walk_through_proc_makes_one_memfd_and_without_the_lock_it_is_caught() {
+    let status = broken("SlowWalk", "memfd-race", 2);
+    assert_eq!(status.code(), Some(0), "two caches under a slow walk: {status}");
+    is_caught("SlowWalkUnlocked", "memfd-race", 2);
+}
+
+#[test]
 fn leaving_the_mode_to_the_umask_is_caught() {
     is_caught("NoChmod", "umasks", 1);
 }
@@ -123,6 +155,21 @@ fn removing_a_file_that_was_just_given_is_caught() {
 }
 
 #[test]
+fn removing_a_file_that_was_just_given_is_caught_among_all_operations() {
+    is_caught("EvictInUse", "files-against", 10_000);
+}
+
+#[test]
+fn too_few_leases_are_caught_where_files_are_copied() {
+    is_caught("FewLeases", "files-many", 300);
+}
+
+#[test]
+fn removing_what_another_table_gives_out_is_caught() {
+    is_caught("IgnoreOtherTables", "files-two-tables", 300);
+}
+
+#[test]
 fn never_taking_over_a_file_is_caught() {
     is_caught("NoTakeover", "files-dead", 20);
 }
@@ -143,6 +190,8 @@ fn writing_through_the_mapping_dies_on_a_full_mount() {
         );
         return;
     }
-    let status = broken("WriteThroughMapping", "full", 1);
-    assert_eq!(status.signal(), Some(7), "expected SIGBUS: {status}");
+    for (fault, what) in [("WriteThroughMapping", "full"), ("TouchHugePages", "full-huge")] {
+        let status = broken(fault, what, 1);
+        assert_eq!(status.signal(), Some(7), "{fault}: expected SIGBUS: {status}");
+    }
 }

@@ -28,7 +28,7 @@ fn p1_views_are_whole_while_writers_fill_and_die() {
 }
 
 #[test]
-fn p1_records_are_whole_while_writers_fill_and_die() {
+fn p1_records_are_whole_while_somebody_clears_and_writers_die() {
     holds("records", 500, 10_000);
 }
 
@@ -40,6 +40,11 @@ fn p1_records_are_whole_while_regions_are_recycled_and_writers_die() {
 #[test]
 fn p2_the_slot_of_a_dead_writer_is_taken_over() {
     holds("takeover", 50, 1_000);
+}
+
+#[test]
+fn thousands_of_processes_write_to_one_cache() {
+    holds("many-writers", 400, 4_096);
 }
 
 #[test]
@@ -63,9 +68,35 @@ fn p5_a_child_keeps_its_segment_when_its_parent_detaches() {
 }
 
 #[test]
+fn p26_what_a_dead_main_process_held_is_taken_over_though_its_workers_live() {
+    holds("orphaned", 10, 300);
+}
+
+#[test]
+fn p26_a_child_that_outlives_its_parent_removes_the_name() {
+    holds("parent-first", 30, 500);
+}
+
+#[test]
+fn p26_views_that_outlive_their_cache_hold_nothing_but_memory() {
+    holds("kept-views", 600, 5_000);
+}
+
+#[test]
+fn ranks_that_make_a_memfd_at_the_same_moment_share_one() {
+    holds("memfd-race", 20, 500);
+}
+
+#[test]
 fn p6_a_full_mount_freezes_and_never_kills() {
     let Some(status) = in_small_shm("full") else { return };
     assert!(status.success(), "full: {status}");
+}
+
+#[test]
+fn p6_a_full_mount_of_huge_pages_freezes_and_never_kills() {
+    let Some(status) = in_small_shm("full-huge") else { return };
+    assert!(status.success(), "full-huge: {status}");
 }
 
 #[test]
@@ -119,6 +150,21 @@ fn p10_children_forked_while_threads_copy_all_work() {
 }
 
 #[test]
+fn files_are_whole_while_every_operation_meets_every_other_and_processes_die() {
+    holds("files-against", 150, 2_000);
+}
+
+#[test]
+fn nothing_that_processes_with_another_table_were_given_is_removed() {
+    holds("files-two-tables", 100, 2_000);
+}
+
+#[test]
+fn hundreds_of_processes_copy_files_and_are_given_those_of_others() {
+    holds("files-many", 300, 1_000);
+}
+
+#[test]
 fn a_source_that_may_not_be_read_is_an_error_with_its_number() {
     holds("files-unreadable", 1, 1);
 }
@@ -128,10 +174,10 @@ fn p22_a_cache_without_its_name_works_on_and_can_be_joined() {
     holds("name-removed", 50, 1_000);
 }
 
-/// Runs a torture with a tmpfs of 16 MiB over /dev/shm, in a mount namespace of its own.
+/// Runs a torture with a tmpfs of 16 MiB over /dev/shm, with huge pages for who asks, in a mount namespace of its own.
 fn in_small_shm(what: &str) -> Option<std::process::ExitStatus> {
     let script = format!(
-        "mount -t tmpfs -o size=16m tmpfs /dev/shm && exec {} {what}",
+        "mount -t tmpfs -o size=16m,huge=advise tmpfs /dev/shm && exec {} {what}",
         env!("CARGO_BIN_EXE_torture")
     );
     let allowed =

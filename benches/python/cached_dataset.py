@@ -146,13 +146,17 @@ def cached(dataset: Dataset[Any], sample_bytes: int, warm: bool = True) -> Itera
 
 
 def stock_loader(dataset: Dataset[Any], **batches: Any) -> DataLoader[Any]:
-    """torch's own loader, told to collate natively where a CachedDataset is underneath."""
+    """torch's own loader, over the view of batches where there is a CachedDataset."""
+    options: dict[str, Any] = batches or {"batch_size": BATCH, "shuffle": True}
+    if isinstance(dataset, CachedDataset):
+        order = options.get("batch_sampler") or BatchSampler(RandomSampler(dataset), BATCH, False)
+        options = {"sampler": order, "batch_size": None}
+        dataset = dataset.batches
     return DataLoader(
         dataset,
-        **(batches or {"batch_size": BATCH, "shuffle": True}),
+        **options,
         num_workers=WORKERS,
         persistent_workers=True,  # the starting of workers is not what is compared
-        collate_fn=stocache.collate if isinstance(dataset, CachedDataset) else None,
     )
 
 

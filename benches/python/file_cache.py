@@ -1,6 +1,6 @@
 """FileCache against its speed targets: one table, exit status 1 if one is missed.
 
-python benches/python/file_cache.py [--only copy hit epoch] [--rounds N] [--json PATH]
+python benches/python/file_cache.py [--only copy hit epoch table evict] [--rounds N] [--json PATH]
 
 Works in the folder for temporary files, which should be on a disk (TMPDIR says where); the section
 "copy" needs about 10 GB there. Copies are neither synced here nor by `cp -r`.
@@ -8,6 +8,8 @@ Works in the folder for temporary files, which should be on a disk (TMPDIR says 
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -21,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from measure import Table, interleave, run, show_seconds, timed
-from stocache import FileCache
+from stocache import _C, FileCache
 from torch.utils.data import DataLoader, Dataset
 
 FILE_BYTES = 33 * 224 * 224  # 1.6 MB, as the images of cache_dataloading
@@ -29,6 +31,9 @@ COPIED = 2000
 EPOCH = 500
 HITS = 20_000
 FAR = 0.020
+LISTED = 10_000_000
+USED = 1000
+KEPT = 20_000
 WORKERS = 4
 
 paths_made: list[str] = []
@@ -152,7 +157,78 @@ def epochs(table: Table, progress: Any, rounds: int) -> None:
     table.info("the first epoch, which copies", first, show_seconds(first))
 
 
-SECTIONS = {"copy": copying, "hit": hits, "epoch": epochs}
+def tables(table: Table, progress: Any, rounds: int) -> None:
+    """What a cache for ten million names takes in /dev/shm, of which a thousand are asked for."""
+    with tempfile.TemporaryDirectory(prefix="stocache-bench-") as folder:
+        far, near = Path(folder) / "far", Path(folder) / "cached"
+        far.mkdir()
+        for i in range(USED):
+            (far / f"{i}").write_bytes(b"x")
+        before = segments()
+        files = _C.Files()
+        files.open(os.fsencode(far), os.fsencode(near), 0, "lru", "once", False, LISTED)
+        empty = segments() - before
+        for i in range(USED):
+            files.fetch(f"{i}")
+        used = segments() - before
+        files.close()
+    for what, taken, most in (("", empty, 1 << 20), (f", {USED} asked for", used, 8 << 20)):
+        words = f"{taken / 2**20:.1f} MiB"
+        name = f"/dev/shm for a list of {LISTED} files{what}"
+        table.at_most(name, taken / 2**20, most / 2**20, words, " MiB")
+
+
+def segments() -> int:
+    """Bytes that tables of files take in /dev/shm, or elsewhere in memory."""
+    found = [*Path("/dev/shm").glob("stocache-*-files-*")]
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(link).startswith("/memfd:stocache-"):
+                found.append(link)
+    return sum(path.stat().st_blocks * 512 for path in found)
+
+
+def evicting(table: Table, progress: Any, rounds: int) -> None:
+    """A new worker that asks for one more file than there is room for."""
+    with tempfile.TemporaryDirectory(prefix="stocache-bench-") as folder:
+        far, near = Path(folder) / "far", Path(folder) / "cached"
+        far.mkdir()
+        for i in range(KEPT + rounds):
+            (far / f"{i:08}-of-some-length").write_bytes(b"x")
+        with FileCache(far, near, KEPT) as files:
+            files.prefetch(range(KEPT), progress=False)
+            seconds, read = [], []
+            for i in range(rounds):
+                with multiprocessing.get_context("fork").Pool(1) as worker:
+                    took, count = worker.apply(in_worker, (files, KEPT + i))
+                seconds.append(took)
+                read.append(count)
+            if files.stats().evicted != rounds:
+                raise RuntimeError(f"{files.stats()}")
+    what = f"bytes read to remove the first of {KEPT} copies in a process"
+    count = float(np.median(read))
+    table.at_most(what, count, 4096, f"{count:.0f}", "")
+    table.info("the time that takes, with the copy", min(seconds), show_seconds(min(seconds)))
+
+
+def in_worker(files: FileCache, which: int) -> tuple[float, int]:
+    start, before = time.perf_counter(), bytes_read()
+    files.get_path(which)
+    return time.perf_counter() - start, bytes_read() - before
+
+
+def bytes_read() -> int:
+    words = Path("/proc/self/io").read_text().split()
+    return int(words[words.index("rchar:") + 1])
+
+
+SECTIONS = {
+    "copy": copying,
+    "hit": hits,
+    "epoch": epochs,
+    "table": tables,
+    "evict": evicting,
+}
 
 if __name__ == "__main__":
     sys.exit(run(__doc__ or "", SECTIONS, paths_made))

@@ -649,6 +649,93 @@ def script_hit(table: Table, progress: tqdm[None], rounds: int) -> None:
     table.at_most("TorchScript, one hit, loop included", each, 1000, f"{each:.0f} ns", " ns")
 
 
+# --- huge pages ---------------------------------------------------------------------------------
+
+
+def huge_pages(table: Table, progress: tqdm[None], rounds: int) -> None:
+    from stocache import SharedCache
+
+    samples = 512 * MIB // bytes_of(LARGE)
+    limit = (samples * (bytes_of(LARGE) + 1) + 1) / GIB
+    order = random.sample(range(samples), samples)
+    value = noise(*LARGE)
+
+    def make(huge: bool, backing: str) -> SharedCache:
+        return SharedCache(
+            limit, samples, LARGE, backing=backing, huge_pages=huge, shared=False, verbose=False
+        )
+
+    for backing in ("shm", "memfd"):
+        try:
+            make(True, backing).close()
+            break
+        except RuntimeError as error:
+            missing = str(error)
+    else:
+        table.notes.append(f"huge pages were not measured: {missing}")
+        return
+
+    def fill(huge: bool) -> float:
+        with make(huge, backing) as cache:
+            start = time.perf_counter()
+            for i in order:
+                cache.set_slot(i, value)
+            return time.perf_counter() - start
+
+    fills = {"huge": lambda: fill(True), "small": lambda: fill(False)}
+    times = interleave(fills, max(3, rounds // 3), progress)
+    ratio = times.ratio("huge", "small")
+    table.info(f"huge pages ({backing}), cold fill, 150 KB: huge / small", ratio, f"{ratio:.2f}")
+
+    with make(True, backing) as huge, make(False, backing) as small:
+        caches = {"huge": huge, "small": small}
+        for cache in caches.values():
+            if cache.path is not None:
+                paths_made.append(cache.path)
+            for i in order:
+                cache.set_slot(i, value)
+        first = {side: lambda c=cache: first_reads(c, order)[0] for side, cache in caches.items()}
+        ratio = interleave(first, rounds, progress).ratio("huge", "small")
+        table.info("huge pages, first epoch of a new worker: huge / small", ratio, f"{ratio:.2f}")
+        taken = {side: first_reads(cache, order)[1] for side, cache in caches.items()}
+        table.info(
+            "huge pages, page tables per process and GiB: huge / small",
+            taken["huge"] / taken["small"],
+            " / ".join(f"{taken[side] * GIB / (512 * MIB) / MIB:.2f} MiB" for side in caches),
+        )
+        draws = batches(samples)
+        out = torch.empty(BATCH, *LARGE, dtype=torch.uint8)
+        gathers = {
+            side: timed(lambda c=cache: c.get_many(next(draws), out=out))
+            for side, cache in caches.items()
+        }
+        ratio = interleave(gathers, rounds, progress).ratio("huge", "small")
+        table.info("huge pages, get_many of 256: huge / small", ratio, f"{ratio:.2f}")
+
+
+def first_reads(cache: SharedCache, order: list[int]) -> tuple[float, int]:
+    """Seconds and bytes of page tables that a new process needs to read one byte of each page."""
+    receive, send = mp.Pipe(duplex=False)
+    process = mp.get_context("fork").Process(target=_read_pages, args=(cache, order, send))
+    process.start()
+    elapsed, tables = receive.recv()
+    process.join()
+    return elapsed, tables
+
+
+def _read_pages(cache: SharedCache, order: list[int], send: Connection) -> None:
+    def tables() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmPTE:")[2].split()[0]) << 10
+
+    before, start = tables(), time.perf_counter()
+    for i in order:
+        found = cache.get_slot(i)
+        assert found is not None
+        found.view(-1)[::4096].max()
+    send.send((time.perf_counter() - start, tables() - before))
+
+
 # --- all of it ----------------------------------------------------------------------------------
 
 SECTIONS: dict[str, Callable[[Table, Any, int], None]] = {
@@ -661,6 +748,7 @@ SECTIONS: dict[str, Callable[[Table, Any, int], None]] = {
     "cpp": cpp_hit,
     "cpp-epoch": cpp_epoch,
     "script": script_hit,
+    "huge": huge_pages,
     "demo": demo,
 }
 

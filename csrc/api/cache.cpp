@@ -1,4 +1,4 @@
-#include "cache.h"
+#include "api/cache.h"
 
 #include <ATen/Functions.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -182,7 +182,8 @@ at::Tensor Cache::array() const {
 }
 
 at::Tensor Cache::states() const {
-  return translated([&] { return *handle_->states(); });
+  // Of each state the lower byte: the other one is 0 unless somebody is writing (claim.rs).
+  return translated([&] { return handle_->states()->slice(0, std::nullopt, std::nullopt, 2); });
 }
 
 void Cache::clear() const {
@@ -275,6 +276,7 @@ bridge::Options options_of(const Options& options, int64_t dataset_len, at::IntA
   result.fingerprint =
       bridge::fingerprint_of({reinterpret_cast<const uint8_t*>(mark.data()), mark.size()});
   result.if_gone = "empty";
+  result.huge_pages = ::rust::String::lossy(options.huge_pages());
   result.pid = 0;
   result.fd = -1;
   return result;

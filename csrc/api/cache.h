@@ -11,10 +11,10 @@
 #include <tuple>
 #include <vector>
 
-#include "buffers.h"
-#include "rust_errors.h"
+#include "api/errors.h"
 #include "stocache-torch/src/bridge.rs.h"
-#include "tensor.h"
+#include "tensor/buffers.h"
+#include "tensor/tensor.h"
 
 namespace stocache {
 
@@ -58,7 +58,7 @@ class Cache {
   Stats stats() const;
   std::string frozen_reason() const { return std::string(handle_->frozen_reason()); }
   const bridge::Geometry& geometry() const { return geometry_; }
-  bridge::Place place() const { return handle_->place(); }
+  bridge::Location location() const { return handle_->location(); }
   // What leads here again, or to an equal cache if this one is gone.
   bridge::Options options() const { return handle_->options(); }
   at::IntArrayRef sizes() const { return sizes_; }

@@ -10,15 +10,15 @@
 // Everything returned is fresh memory: a compiler may write into what an operator returned once
 // nobody needs it any more, so views of the cache stay out of here. For the same reason nothing is
 // optional: a graph has one type. The cache itself is state outside the arguments, which no schema
-// can say; python/stocache/_ops.py tells the compiler that these calls have effects, and the
+// can say; python/stocache/_torch/ops.py tells the compiler that these calls have effects, and the
 // conservative alias analysis tells TorchScript. The tag says that results depend on more than the
 // arguments: without it torch calls an operator while tracing, if its tensors are constants.
 
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
-#include "cache.h"
-#include "stats.h"
+#include "api/cache.h"
+#include "api/stats.h"
 
 namespace {
 
@@ -99,7 +99,7 @@ Tensor stats(const std::string& cache) {
 }  // namespace
 
 TORCH_LIBRARY(stocache, m) {
-  m.set_python_module("stocache._ops");
+  m.set_python_module("stocache._torch.ops");
   const auto op = [&](const char* schema, auto* kernel) {
     m.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE),
           torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, kernel),

@@ -7,8 +7,8 @@
 
 #include <atomic>
 
-#include "cache.h"
-#include "stats.h"
+#include "api/cache.h"
+#include "api/stats.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <ostream>
 #include <sstream>
 
-#include "cache.h"
+#include "api/cache.h"
 
 namespace stocache {
 
@@ -57,9 +57,9 @@ int64_t SharedCache::size() const { return opened().geometry().capacity; }
 int64_t SharedCache::dataset_len() const { return opened().geometry().dataset_len; }
 std::vector<int64_t> SharedCache::data_dims() const { return opened().sizes().vec(); }
 at::ScalarType SharedCache::dtype() const { return opened().dtype(); }
-std::string SharedCache::name() const { return std::string(opened().place().name); }
-std::string SharedCache::path() const { return std::string(opened().place().path); }
-std::string SharedCache::backing() const { return std::string(opened().place().backing); }
+std::string SharedCache::name() const { return std::string(opened().location().name); }
+std::string SharedCache::path() const { return std::string(opened().location().path); }
+std::string SharedCache::backing() const { return std::string(opened().location().backing); }
 
 double SharedCache::fill_fraction() const {
   const Stats now = stats();

@@ -1,4 +1,4 @@
-#include "codec_classes.h"
+#include "codec/classes.h"
 
 #include <algorithm>
 
@@ -21,14 +21,8 @@ Ref find(PyObject* module_name, const std::vector<Ref>& path) {
   }
   if (found) return found;
   if (!PyErr_ExceptionMatches(PyExc_Exception)) throw python_error();
-  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
-  PyErr_Fetch(&type, &value, &traceback);
-  PyErr_NormalizeException(&type, &value, &traceback);
-  Ref own_type(type), own_value(value), own_traceback(traceback);
-  Ref said(PyObject_Str(value));
+  const std::string why = pending_error();
   PyErr_Clear();
-  const std::string why =
-      type_name(reinterpret_cast<PyTypeObject*>(type)) + (said ? ": " + ascii(said.get()) : "");
   TORCH_CHECK_VALUE(false, "the class ", dotted(module_name, path),
                     ", of which a sample was stored, is not found (", why, ")");
 }

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "codec_python.h"
+#include "codec/objects.h"
 
 namespace stocache::codec {
 

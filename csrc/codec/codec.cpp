@@ -1,21 +1,20 @@
 // The codec for Python: for tests and for a look inside.
-#include "codec.h"
+#include "codec/codec.h"
 // Python.h stays first.
 #include <ATen/Functions.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <atomic>
 #include <cstring>
-#include <thread>
 #include <unordered_map>
 
-#include "codec_python.h"
-#include "python_support.h"
+#include "codec/objects.h"
+#include "python/support.h"
 
 namespace stocache::codec {
 namespace {
 
+using python::as_method;
 using python::WithoutGil;
 
 // The bytes of any object that has some. Keeps them as they are for its lifetime.
@@ -81,7 +80,10 @@ PyObject* codec_decode(PyObject*, PyObject* args, PyObject* kwargs) {
     return nullptr;
   }
   const auto parsed = schema_of(schema);
-  if (THPVariable_Check(record)) return parsed->decode(THPVariable_Unpack(record), allow_pickle);
+  if (THPVariable_Check(record)) {
+    // A tensor of our own: what is unpickled may give this one another memory.
+    return parsed->decode(THPVariable_Unpack(record).detach(), allow_pickle);
+  }
   const Bytes bytes(record);
   const at::Tensor copy = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
   if (bytes.size()) std::memcpy(copy.mutable_data_ptr(), bytes.data(), bytes.size());
@@ -102,42 +104,23 @@ PyObject* codec_collate(PyObject*, PyObject* args, PyObject* kwargs) {
   const auto parsed = schema_of(schema);
   Ref items = checked(PySequence_Tuple(records));
   std::vector<std::unique_ptr<Bytes>> held;
-  std::vector<std::pair<const uint8_t*, uint64_t>> rows;
+  std::vector<bridge::Part> rows;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items.get()); ++i) {
     held.push_back(std::make_unique<Bytes>(PyTuple_GET_ITEM(items.get(), i)));
-    rows.emplace_back(held.back()->data(), held.back()->size());
+    rows.push_back({held.back()->data(), held.back()->size()});
   }
   auto allocate = [](at::IntArrayRef sizes, at::ScalarType type) { return at::empty(sizes, type); };
-  if (threads == 1) {
-    PyObject* batch = parsed->collate(rows, allocate);
-    return batch ? batch : Py_NewRef(Py_NotImplemented);
-  }
-  std::unique_ptr<Collation> collation;
+  Collation collation(parsed, bridge::batch_over({rows.data(), rows.size()}));
+  bool whole = false;
   {
     WithoutGil free;
-    collation = Collation::plan(parsed, rows, allocate);
-    std::atomic<bool> alike = collation != nullptr;
-    std::vector<std::thread> workers;
-    for (size_t i = 0; collation && i < threads; ++i) {
-      workers.emplace_back([&alike, &collation, count = rows.size(), threads, i] {
-        if (!collation->copy(i * count / threads, (i + 1) * count / threads)) alike = false;
-      });
-    }
-    for (auto& worker : workers) worker.join();
-    if (!alike) collation = nullptr;
+    whole = collation.plan(allocate) && collation.copy(threads) == bridge::Gathered::Whole;
   }
-  return collation ? collation->finish() : Py_NewRef(Py_NotImplemented);
+  return whole ? collation.finish() : Py_NewRef(Py_NotImplemented);
   END_HANDLE_TH_ERRORS
 }
 
-template <typename Function>
-PyCFunction as_method(Function function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
-}  // namespace
-
-PyMethodDef codec_methods[] = {
+PyMethodDef methods[] = {
     {"codec_encode", as_method(codec_encode), METH_VARARGS | METH_KEYWORDS,
      "codec_encode(sample, allow_pickle=False)\n--\n\nThe schema and the record of a sample."},
     {"codec_decode", as_method(codec_decode), METH_VARARGS | METH_KEYWORDS,
@@ -147,5 +130,12 @@ PyMethodDef codec_methods[] = {
      "The batch that default_collate makes of these samples, or NotImplemented."},
     {nullptr, nullptr, 0, nullptr},
 };
+
+}  // namespace
+
+bool add_codec(PyObject* module) {
+  return PyModule_AddObjectRef(module, "UnsupportedSample", unsupported_type()) == 0 &&
+         PyModule_AddFunctions(module, methods) == 0;
+}
 
 }  // namespace stocache::codec

@@ -44,6 +44,8 @@
 #include <utility>
 #include <vector>
 
+#include "stocache-torch/src/bridge.rs.h"
+
 namespace stocache::codec {
 
 // A sample taken apart. Keeps everything its parts point to alive, so the parts may be read without
@@ -64,15 +66,15 @@ struct Encoded {
   // What the parts point to.
   std::unique_ptr<uint8_t[]> own;  // words, numbers and small payloads
   std::vector<std::unique_ptr<uint8_t[]>> copies;
-  std::vector<at::Tensor> tensors;
+  std::vector<c10::Storage> storages;  // not the tensors, which may be given others
   std::vector<PyObject*> objects;
 };
 
-// Throws python_error for what the sample's own code raises, c10::TypeError for a type that cannot
-// be stored and c10::ValueError for a value that cannot; both name the place within the sample.
+// Throws python_error: of what the sample's own code raises, or of an UnsupportedSample for a type
+// or a value that cannot be stored, which names the place within the sample and the remedy.
 Encoded encode(PyObject* sample, bool allow_pickle);
 
-class Schema : public std::enable_shared_from_this<Schema> {
+class Schema {
  public:
   // c10::ValueError for anything that `encode` cannot have made. Needs no GIL.
   static std::shared_ptr<const Schema> parse(std::string_view bytes);
@@ -80,22 +82,15 @@ class Schema : public std::enable_shared_from_this<Schema> {
 
   // The sample in `record`, a 1-d contiguous CPU uint8 tensor of exactly the record's bytes that
   // belongs to the caller alone. Tensors and arrays of the sample are views over its memory, which
-  // they keep alive. Each tensor gets a storage of its own that spans just its bytes: torch may
-  // replace the memory of a storage when it shares a tensor, under everything else that uses it.
+  // they keep alive, but for those that are small against it: they are copied. Each tensor gets a
+  // storage of its own that spans just its bytes: torch may replace the memory of a storage when it
+  // shares a tensor, under everything else that uses it.
   //
   // c10::ValueError for a damaged record, for a class that is gone or has other fields now, and for
   // a schema with pickles unless they are allowed; nothing is unpickled then. Modules of classes
   // are imported if need be: a schema must come from somebody who may say what is imported. A new
   // reference, never nullptr.
   PyObject* decode(const at::Tensor& record, bool allow_pickle) const;
-
-  // Makes the tensor of one column. Called without the GIL if the caller does not hold it.
-  using Allocate = std::function<at::Tensor(at::IntArrayRef, at::ScalarType)>;
-  using Records = c10::ArrayRef<std::pair<const uint8_t*, uint64_t>>;
-
-  // What torch.utils.data.default_collate makes of these samples: all steps of Collation at once,
-  // the copy without the GIL. nullptr without a Python error: not collatable here.
-  PyObject* collate(Records records, const Allocate& allocate) const;
 
   // Whether there are records of this schema that can be collated here.
   bool collatable() const;
@@ -105,53 +100,60 @@ class Schema : public std::enable_shared_from_this<Schema> {
 
  private:
   friend class Collation;
+  friend bool is_collated_otherwise(const Schema& schema);
   explicit Schema(std::unique_ptr<const Impl> impl);
   std::unique_ptr<const Impl> impl_;
 };
 
+// Whether a program has told torch to collate a part of such samples in a way of its own
+// (default_collate_fn_map): then they are not collated here.
+bool is_collated_otherwise(const Schema& schema);
+
+class Ref;
+
 // A batch in the making: many records of one schema, gathered column by column into what
-// default_collate makes of them. Entries that a program adds to default_collate_fn_map are not
-// asked: whoever finds some falls back.
+// torch.utils.data.default_collate makes of them. See rust/core/src/batches for where the records
+// are and how they are copied.
 //
-//   auto collation = Collation::plan(schema, records, allocate);  // any thread, no GIL needed
-//   if (!collation) ...                                           // fall back: decode and collate
-//   collation->copy(0, collation->rows()) || ...                  // any threads, no GIL
-//   ...                                                           // were the records overwritten?
-//   PyObject* batch = collation->finish();                        // GIL
-//
-// The records are read by `plan` and `copy` only. Another process may write to them meanwhile: no
-// byte in them can make these steps read or write out of bounds, but the batch is then nonsense and
-// must be dropped before `finish`. The pointers must stay valid until the copy is done.
+//   Collation collation(schema, batch);
+//   if (!collation.plan(allocate)) ...         // any thread, no GIL needed; fall back: decode and
+//   collate collation.copy(threads) ...                // no GIL needed PyObject* batch =
+//   collation.finish();      // GIL; only if all was copied whole
 class Collation {
  public:
-  // Checks what it can about the shapes and makes the tensors. nullptr if there are no records, if
+  // Makes the tensor of one column. Called without the GIL if the caller does not hold it.
+  using Allocate = std::function<at::Tensor(at::IntArrayRef, at::ScalarType)>;
+
+  Collation(std::shared_ptr<const Schema> schema, ::rust::Box<bridge::Batch> batch);
+
+  // Checks what it can about the shapes and makes the tensors. False if there are no records, if
   // shapes differ, if a record is damaged, or if the schema holds what default_collate refuses or
   // treats in a way of its own. Lengths of strings may differ. Throws only what `allocate` throws.
-  static std::unique_ptr<Collation> plan(std::shared_ptr<const Schema> schema,
-                                         Schema::Records records, const Schema::Allocate& allocate);
-  ~Collation();
-
-  size_t rows() const;
-  // How many bytes `copy` moves for all rows, to decide about threads.
-  uint64_t bytes() const;
-  // Copies these rows of every column; false if one has another shape than the first: then there is
-  // no batch. Reads and copies only; threads may do different rows at the same time.
-  bool copy(size_t first_row, size_t last_row) const noexcept;
+  bool plan(const Allocate& allocate);
+  // How many bytes `copy` moves, to decide about the GIL.
+  uint64_t bytes() const { return batch_->bytes(); }
+  // Copies all rows on up to that many threads.
+  bridge::Gathered copy(size_t threads);
   // The batch, a new reference; once, after every row was copied. Throws python_error, or
   // c10::ValueError if strings are damaged.
   PyObject* finish();
 
  private:
-  struct Impl;
-  explicit Collation(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  Ref node(bool in_sequence);
+  Ref strings(bool text, bool as_tuple);
+
+  std::shared_ptr<const Schema> schema_;
+  ::rust::Box<bridge::Batch> batch_;
+  std::vector<at::Tensor> columns_;
+  size_t next_node_ = 0, next_column_ = 0, next_text_ = 0;
 };
 
-// For tests and for a look inside, up to an entry of nullptrs:
+// Adds stocache.UnsupportedSample to the module and, for tests and for a look inside:
 //   codec_encode(sample, allow_pickle=False) -> (schema, record), both bytes
 //   codec_decode(schema, record, allow_pickle=False) -> sample; over a record that is a tensor,
 //       over a copy of one that is bytes
 //   codec_collate(schema, records, threads=1) -> batch, or NotImplemented
-extern PyMethodDef codec_methods[];
+// False with a Python error if that failed.
+bool add_codec(PyObject* module);
 
 }  // namespace stocache::codec

@@ -1,12 +1,8 @@
 // Records to samples: Decoder walks a schema and makes objects over the bytes of a record.
-#include "codec_schema.h"
+#include "codec/schema.h"
 // Python.h stays first.
-#include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/StorageImpl.h>
-#include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Size.h>
@@ -14,8 +10,14 @@
 
 #include <cstring>
 
+#include "tensor/over.h"
+
 namespace stocache::codec {
 namespace {
+
+constexpr uint64_t kWorthCopying = 1 << 10;
+// What is kept is at most this many times as large as it seems.
+constexpr uint64_t kSmallShare = 8;
 
 // Memory of a record as numpy and PIL take it.
 struct Slice {
@@ -59,13 +61,14 @@ class Decoder {
   Decoder(const Schema::Impl& impl, const at::Tensor& record)
       : impl_(impl),
         owner_(record.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()),
-        base_(static_cast<uint8_t*>(record.mutable_data_ptr())) {
-    const auto length = static_cast<uint64_t>(record.numel());
-    if (length < impl.head()) damaged("it is too short");
-    words_.resize(impl.words);
-    extents_.resize(impl.leaves.size());
-    if (!words_.empty()) std::memcpy(words_.data(), base_, 4 * words_.size());
-    if (!impl.layout(words_.data(), length, extents_.data())) {
+        base_(static_cast<uint8_t*>(record.mutable_data_ptr())),
+        length_(static_cast<uint64_t>(record.numel())) {
+    // Before anything is allocated: a few bytes of a schema can ask for many words.
+    if (length_ < impl.sums.head) damaged("it is too short");
+    words_.resize(impl.sums.words);
+    extents_.resize(impl.sums.leaves);
+    if (!impl.parsed->lay_out({base_, length_}, {words_.data(), words_.size()},
+                              {extents_.data(), extents_.size()})) {
       damaged("its length is not that of its parts");
     }
   }
@@ -78,7 +81,7 @@ class Decoder {
   using Extent = Schema::Impl::Extent;
 
   uint8_t* number_at(const Node& node) const {
-    return base_ + impl_.numbers_at() + 8 * uint64_t{node.number};
+    return base_ + impl_.sums.numbers_at + 8 * uint64_t{node.number};
   }
   template <typename Value>
   Value number(const Node& node, size_t index = 0) const {
@@ -88,8 +91,13 @@ class Decoder {
     return value;
   }
   const uint8_t* payload(const Node& node) const { return base_ + extents_[node.leaf].at; }
-  uint64_t size(const Node& node) const { return extents_[node.leaf].size; }
+  uint64_t size(const Node& node) const { return extents_[node.leaf].len; }
 
+  // Whether this leaf gets memory of its own: a label that somebody keeps would keep all of its
+  // record. Where the record is not much larger than the objects around it, a view is cheaper.
+  bool is_small(const Extent& extent) const {
+    return length_ >= kWorthCopying && extent.len <= length_ / kSmallShare;
+  }
   Ref slice(uint8_t* data, uint64_t size) const;
   Ref tensor(const Node& node) const;
   Ref array(const Node& node) const;
@@ -102,6 +110,7 @@ class Decoder {
   const Schema::Impl& impl_;
   c10::StorageImpl* owner_;
   uint8_t* base_;
+  uint64_t length_;
   c10::SmallVector<uint32_t, 24> words_;
   c10::SmallVector<Extent, 8> extents_;
   size_t next_ = 0;
@@ -122,20 +131,20 @@ Ref Decoder::tensor(const Node& node) const {
   c10::SmallVector<int64_t, 8> sizes;
   for (uint32_t i = 0; i < node.count; ++i) sizes.push_back(words_[node.word + i]);
   const Extent& extent = extents_[node.leaf];
-  c10::DataPtr memory(nullptr, c10::Device(c10::DeviceType::CPU));
-  if (extent.size) {
+  c10::Allocator* allocator = c10::GetCPUAllocator();
+  c10::DataPtr memory;
+  if (extent.len == 0) {
+    memory = c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU));
+  } else if (is_small(extent)) {
+    memory = allocator->allocate(extent.len);
+    std::memcpy(memory.get(), base_ + extent.at, extent.len);
+  } else {
     c10::raw::intrusive_ptr::incref(owner_);
-    memory =
-        c10::DataPtr(base_ + extent.at, owner_, &drop_owner, c10::Device(c10::DeviceType::CPU));
+    memory = memory_of(base_ + extent.at, owner_, &drop_owner);
   }
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), extent.size, std::move(memory), c10::GetCPUAllocator(),
-      /*resizable=*/true);
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)),
-                                                   c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                   c10::scalarTypeToTypeMeta(node.type));
-  impl->set_sizes_contiguous(sizes);
-  return checked(THPVariable_Wrap(at::Tensor(std::move(impl))));
+  return checked(
+      THPVariable_Wrap(tensor_over(storage_over(std::move(memory), extent.len, allocator), sizes,
+                                   c10::scalarTypeToTypeMeta(scalar_type(node.dtype)))));
 }
 
 Ref Decoder::array(const Node& node) const {
@@ -151,7 +160,12 @@ Ref Decoder::array(const Node& node) const {
     PyObject* arguments[] = {shape.get(), dtype.get()};
     return checked(PyObject_Vectorcall(numpy().ndarray, arguments, 2, nullptr));
   }
-  Ref memory = slice(base_ + extents_[node.leaf].at, size(node));
+  const Extent& extent = extents_[node.leaf];
+  Ref memory =
+      is_small(extent)
+          ? checked(PyByteArray_FromStringAndSize(reinterpret_cast<const char*>(base_ + extent.at),
+                                                  static_cast<Py_ssize_t>(extent.len)))
+          : slice(base_ + extent.at, extent.len);
   PyObject* arguments[] = {shape.get(), dtype.get(), memory.get()};
   return checked(PyObject_Vectorcall(numpy().ndarray, arguments, 3, nullptr));
 }
@@ -227,15 +241,15 @@ Ref Decoder::enum_member(const Node& node) const {
 
 Ref Decoder::image(const Node& node) {
   const auto& image = impl_.images[node.entry];
+  const std::string mode(impl_.text(image.mode)), palette_mode(impl_.text(image.palette));
   Ref pixels = slice(base_ + extents_[node.leaf].at, size(node));
-  Ref made =
-      checked(PyObject_CallFunction(KEPT("PIL.Image", "frombytes"), "s(II)O", image.mode.c_str(),
-                                    words_[node.word], words_[node.word + 1], pixels.get()));
-  if (!image.palette.empty()) {
+  Ref made = checked(PyObject_CallFunction(KEPT("PIL.Image", "frombytes"), "s(II)O", mode.c_str(),
+                                           words_[node.word], words_[node.word + 1], pixels.get()));
+  if (!palette_mode.empty()) {
     const Extent& extent = extents_[node.leaf + 1];
-    Ref palette = make_bytes(base_ + extent.at, extent.size);
+    Ref palette = make_bytes(base_ + extent.at, extent.len);
     checked(
-        PyObject_CallMethod(made.get(), "putpalette", "Os", palette.get(), image.palette.c_str()));
+        PyObject_CallMethod(made.get(), "putpalette", "Os", palette.get(), palette_mode.c_str()));
   }
   if (impl_.nodes[next_].kind == Kind::Missing) {
     ++next_;
@@ -337,7 +351,7 @@ Ref Decoder::node() {
     case Kind::Missing:
       break;
   }
-  Reader::malformed("an unknown kind of part");
+  malformed("an unknown kind of part");
 }
 
 }  // namespace
@@ -347,7 +361,7 @@ PyObject* Schema::decode(const at::Tensor& record, bool allow_pickle) const {
                         record.layout() == at::kStrided && record.scalar_type() == at::kByte &&
                         record.dim() == 1 && record.is_contiguous(),
                     "a record is a contiguous CPU tensor of bytes with one dimension");
-  TORCH_CHECK_VALUE(allow_pickle || !impl_->needs_pickle,
+  TORCH_CHECK_VALUE(allow_pickle || !impl_->sums.needs_pickle,
                     "the sample holds objects stored with pickle, which can run any code when ",
                     "loaded; pass allow_pickle=True if you trust who wrote it");
   if (reinterpret_cast<uintptr_t>(record.const_data_ptr()) % 16) {

@@ -1,4 +1,4 @@
-#include "codec_python.h"
+#include "codec/objects.h"
 
 #include <array>
 
@@ -31,7 +31,7 @@ Ref decode_utf8(std::string_view text) {
 
 Ref text_object(std::string_view text) {
   Ref made = decode_utf8(text);
-  if (!made) Reader::malformed("a name is not UTF-8");
+  TORCH_CHECK_VALUE(made, "malformed schema: a name is not UTF-8");
   return made;
 }
 
@@ -72,6 +72,46 @@ std::string type_name(PyTypeObject* type) {
   }
   const std::string prefix = ascii(module.get());
   return (prefix == "builtins" ? "" : prefix + ".") + ascii(name.get());
+}
+
+std::string pending_error() {
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  Ref said(PyObject_Str(value));
+  PyErr_Clear();
+  const std::string text =
+      type_name(reinterpret_cast<PyTypeObject*>(type)) + (said ? ": " + ascii(said.get()) : "");
+  PyErr_Restore(type, value, traceback);
+  return text;
+}
+
+PyObject* unsupported_type() {
+  static PyObject* kept = nullptr;
+  if (kept) return kept;
+  Ref bases(PyTuple_Pack(2, PyExc_TypeError, PyExc_ValueError));
+  if (!bases) return nullptr;
+  constexpr const char* about =
+      "A sample that cannot be stored: it holds a type or a value that the cache does not take. "
+      "`place` says where in the sample.";
+  kept = PyErr_NewExceptionWithDoc("stocache.UnsupportedSample", about, bases.get(), nullptr);
+  return kept;
+}
+
+void throw_unsupported(const std::string& place, const std::string& text) {
+  PyObject *type = nullptr, *cause = nullptr, *traceback = nullptr;
+  PyErr_Fetch(&type, &cause, &traceback);
+  if (type) PyErr_NormalizeException(&type, &cause, &traceback);
+  Ref own_type(type), own_cause(cause), own_traceback(traceback);
+  Ref words =
+      checked(PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
+  Ref error = checked(PyObject_CallOneArg(unsupported_type(), words.get()));
+  Ref where =
+      checked(PyUnicode_FromStringAndSize(place.data(), static_cast<Py_ssize_t>(place.size())));
+  check(PyObject_SetAttr(error.get(), NAME("place"), where.get()));
+  if (own_cause) PyException_SetCause(error.get(), own_cause.release());
+  PyErr_SetObject(unsupported_type(), error.get());
+  throw python_error();
 }
 
 Ref interned(std::string_view text) {

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "codec_format.h"
+#include "codec/format.h"
 
 namespace stocache::codec {
 
@@ -83,7 +83,17 @@ std::string_view bytes_of(PyObject* bytes);
 std::string ascii(PyObject* text, size_t most = 200);
 std::string type_name(PyTypeObject* type);
 
+// The pending Python error, as "KeyError: 'x'"; it stays pending.
+std::string pending_error();
+
 bool is_subtype(PyTypeObject* type, PyObject* of);
+
+// stocache.UnsupportedSample, a TypeError and a ValueError: a sample that cannot be stored. Kept
+// for ever; nullptr with a Python error if it cannot be made.
+PyObject* unsupported_type();
+// Raises it. Its attribute `place` says where in the sample the trouble lies. A Python error that
+// is pending becomes its cause. Without a C++ backtrace: every sample of a dataset may come here.
+[[noreturn]] void throw_unsupported(const std::string& place, const std::string& text);
 
 // A cache that forgets everything when it is full: so nothing that is stored grows for ever.
 template <typename Value>

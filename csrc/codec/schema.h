@@ -1,51 +1,24 @@
-// A schema, parsed: what decoding and collating share.
+// A schema for Python: what decoding and collating share. The parser is in Rust
+// (rust/core/src/records/schema); here are the objects that its tables stand for.
 #pragma once
 
-#include "codec.h"
+#include "codec/codec.h"
 // Python.h stays first.
 #include <cstdint>
 #include <vector>
 
-#include "codec_classes.h"
+#include "codec/classes.h"
 
 namespace stocache::codec {
 
 struct Schema::Impl {
-  struct Node {
-    Kind kind;
-    at::ScalarType type = at::ScalarType::Undefined;  // of a tensor
-    uint32_t count = 0;                               // children; dims of a tensor or array
-    uint32_t entry = 0;                               // in `classes`, `dtypes` or `images`
-    uint32_t word = 0;                                // its first
-    uint32_t number = 0;                              // its first
-    uint32_t leaf = 0;                                // its first payload
-    uint32_t key = 0;                                 // the key of this child in the dict around it
-    uint32_t names = 0;                               // of a dataclass: the first in `names`
-    uint32_t more = 0;                                // how many of them
-  };
-  // A payload. Its size follows from words.
-  struct Leaf {
-    uint32_t word;
-    uint32_t dims;  // how many words to multiply
-    uint32_t itemsize;
-    uint8_t bits = 0;   // of an image: per pixel
-    bool fixed = true;  // the same size in every row of a batch
-  };
-  struct Extent {
-    uint64_t at = 0;
-    uint64_t size = 0;
-  };
-  struct Class {
-    Kind kind;
-    std::string module, qualified, fields;
-    uint32_t count = 0;  // of fields and slots
-  };
-  struct Image {
-    std::string mode, palette;
-  };
+  using Node = bridge::Node;
+  using Extent = bridge::Extent;
+
   // What decoding needs of Python, made at its first use.
   struct Objects {
-    std::vector<Ref> keys, names, dtypes;
+    std::vector<Ref> keys;  // by their place in `keys`; those inside a tuple are not there
+    std::vector<Ref> names, dtypes;
     struct Path {
       Ref module;
       std::vector<Ref> path;
@@ -54,54 +27,30 @@ struct Schema::Impl {
     std::vector<std::shared_ptr<const Known>> known;  // by class; those that were found
   };
 
-  std::string text;  // the schema itself
-  std::vector<Node> nodes;
-  std::vector<Leaf> leaves;
-  std::vector<std::pair<size_t, size_t>> keys;  // where they lie in `text`
-  std::vector<Class> classes;
+  explicit Impl(::rust::Box<bridge::Schema> schema);
+
+  ::rust::Box<bridge::Schema> parsed;
+  const bridge::SchemaSums sums;
+  // Tables of `parsed`.
+  const ::rust::Slice<const Node> nodes;
+  const ::rust::Slice<const bridge::Key> keys;
+  const ::rust::Slice<const bridge::Class> classes;
+  const ::rust::Slice<const bridge::Image> images;
+  const ::rust::Slice<const bridge::Span> names;
   std::vector<DType> dtypes;
-  std::vector<Image> images;
-  std::vector<std::string> names;
-  uint32_t words = 0;
-  uint32_t numbers = 0;
-  bool needs_pickle = false;
-  bool collatable = true;
-  bool all_fixed = true;
   mutable std::unique_ptr<Objects> made;
 
-  uint64_t numbers_at() const { return round_up(4 * uint64_t{words}, 8); }
-  // Where the words and numbers end.
-  uint64_t head() const {
-    return numbers ? numbers_at() + 8 * uint64_t{numbers} : 4 * uint64_t{words};
+  std::string_view text(const bridge::Span& span) const {
+    return as_text(parsed->bytes()).substr(span.at, span.len);
   }
-
-  // Where the payloads lie in a record of `length` bytes with these words. False: there is no such
-  // record.
-  bool layout(const uint32_t* values, uint64_t length, Extent* extents) const {
-    uint64_t at = head();
-    if (at > length) return false;
-    for (const Leaf& leaf : leaves) {
-      const uint32_t* dims = values + leaf.word;
-      uint64_t size = 0;
-      const bool good = leaf.bits ? multiply_pixels(dims[0], dims[1], leaf.bits, size)
-                                  : multiply(dims, leaf.dims, leaf.itemsize, size);
-      if (!good) return false;
-      if (size) {
-        at = round_up(at, 16);
-        if (at > length || size > length - at) return false;
-        *extents = {at, size};
-        at += size;
-      }
-      ++extents;
-    }
-    return at == length;
-  }
-
   const Objects& objects() const;
   std::shared_ptr<const Known> resolve(uint32_t entry) const;
 };
 
+inline at::ScalarType scalar_type(int8_t number) { return static_cast<at::ScalarType>(number); }
+
 [[noreturn]] void damaged(const char* why);
+[[noreturn]] void malformed(const char* why);
 // Parts of a record. ValueError if they are damaged.
 Ref make_text(const uint8_t* data, uint64_t size);
 Ref make_bytes(const uint8_t* data, uint64_t size);
@@ -120,9 +69,7 @@ Ref make_dict(const Schema::Impl& impl, const Schema::Impl::Node& node, const si
     check(ordered ? PyODict_SetItem(dict.get(), key, value.get())
                   : PyDict_SetItem(dict.get(), key, value.get()));
   }
-  if (PyDict_GET_SIZE(dict.get()) != Py_ssize_t{node.count}) {
-    Reader::malformed("a dict has a key twice");
-  }
+  if (PyDict_GET_SIZE(dict.get()) != Py_ssize_t{node.count}) malformed("a dict has a key twice");
   return dict;
 }
 

@@ -3,49 +3,46 @@
 // `_C.Cache` is the base class of `stocache.SharedCache`. Its methods take their arguments by
 // vectorcall and build the tensor over shared memory directly; everything that is not hot stays
 // in Python.
-
-#include <Python.h>
+#include "python/cache_type.h"
+// Python.h stays first.
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
-#include <string_view>
 
-#include "cache.h"
-#include "files_type.h"
-#include "python_support.h"
-#include "records_type.h"
-#include "stats.h"
+#include "api/cache.h"
+#include "api/stats.h"
+#include "python/support.h"
 
+namespace stocache::python {
 namespace {
 
-using stocache::Cache;
-using stocache::bridge::Slot;
-using stocache::python::as_method;
-using stocache::python::guarded;
-using stocache::python::to_index;
-using stocache::python::WithoutGil;
+using bridge::Slot;
 
 struct PyCache {
   PyObject_HEAD std::shared_ptr<Cache> cache;
-  bool unsettled;  // `_settle` of the subclass must run before the first use
+  bool provisional;  // `_agree_on_name` of the subclass must run before the first use
 };
 
-// The cache of `self`; a Python error if it is closed. The reference keeps it open for the call,
-// also if another thread closes it meanwhile.
-const std::shared_ptr<Cache>& opened(PyObject* self) {
+// The cache of `self`; a Python error if it is closed. Whatever runs Python code may close it and
+// with that destroy it: the garbage collector, an argument's __index__, another thread. So what is
+// borrowed here is good until the next call into Python; it spares a hit the count of `opened`.
+const std::shared_ptr<Cache>& borrowed(PyObject* self) {
   auto* object = reinterpret_cast<PyCache*>(self);
-  if (object->unsettled) {
-    object->unsettled = false;
-    PyObject* none = PyObject_CallMethod(self, "_settle", nullptr);
+  if (object->provisional) {
+    object->provisional = false;
+    PyObject* none = PyObject_CallMethod(self, "_agree_on_name", nullptr);
     if (!none) throw python_error();
     Py_DECREF(none);
   }
   TORCH_CHECK(object->cache, "this SharedCache is closed; construct a new one");
   return object->cache;
 }
+
+// The same, kept open for as long as the answer is kept.
+std::shared_ptr<Cache> opened(PyObject* self) { return borrowed(self); }
 
 // Up to N arguments by position or by one of these names; nullptr where none was given.
 template <size_t N>
@@ -78,12 +75,13 @@ bool required(const char* function, const char* name, PyObject* value) {
   return value != nullptr;
 }
 
-// IndexError with the number as it was given, also where it is too large for an int64.
-PyObject* outside_dataset(const Cache& cache, PyObject* object) {
+// IndexError with the number as it was given, also where it is too large for an int64. Runs the
+// object's __index__.
+PyObject* outside_dataset(int64_t dataset_len, PyObject* object) {
   PyObject* number = PyNumber_Index(object);
   if (!number) return nullptr;
-  PyErr_Format(PyExc_IndexError, "Index %S out of bounds for dataset of length %llu", number,
-               static_cast<unsigned long long>(cache.geometry().dataset_len));
+  PyErr_Format(PyExc_IndexError, "Index %S out of bounds for dataset of length %lld", number,
+               static_cast<long long>(dataset_len));
   Py_DECREF(number);
   return nullptr;
 }
@@ -120,8 +118,10 @@ PyObject* get_slot(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   int64_t index = 0;
   if (!to_index(index_object, index)) return nullptr;
   return guarded([&]() -> PyObject* {
-    const auto& cache = opened(self);
-    if (cache->is_outside(index)) return outside_dataset(*cache, index_object);
+    const auto& cache = borrowed(self);
+    if (cache->is_outside(index)) {
+      return outside_dataset(cache->geometry().dataset_len, index_object);
+    }
     auto view = cache->get_slot(index, allow_beyond, allow_empty);
     if (!view) Py_RETURN_NONE;
     return THPVariable_Wrap(*std::move(view));
@@ -144,8 +144,10 @@ PyObject* set_slot(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     return nullptr;
   }
   return guarded([&]() -> PyObject* {
-    const std::shared_ptr<Cache> cache = opened(self);
-    if (cache->is_outside(index)) return outside_dataset(*cache, given[0]);
+    const auto cache = opened(self);
+    if (cache->is_outside(index)) {
+      return outside_dataset(cache->geometry().dataset_len, given[0]);
+    }
     const at::Tensor value = THPVariable_Unpack(given[1]);
     Slot outcome;
     {
@@ -187,7 +189,7 @@ PyObject* get_many(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
   const bool has_out = given[1] && given[1] != Py_None;
   if (has_out && !check_tensor(given[1], "out")) return nullptr;
   return guarded([&]() -> PyObject* {
-    const std::shared_ptr<Cache> cache = opened(self);
+    const auto cache = opened(self);
     at::Tensor indices;
     if (!to_indices(given[0], indices)) return nullptr;
     std::optional<at::Tensor> out;
@@ -213,7 +215,7 @@ PyObject* set_many(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     return nullptr;
   }
   return guarded([&]() -> PyObject* {
-    const std::shared_ptr<Cache> cache = opened(self);
+    const auto cache = opened(self);
     at::Tensor indices;
     if (!to_indices(given[0], indices)) return nullptr;
     const at::Tensor values = THPVariable_Unpack(given[1]);
@@ -236,28 +238,29 @@ bool to_dims(PyObject* tuple, std::vector<int64_t>& dims) {
 }
 
 // _open(size_limit_gib, dataset_len, dims, dtype, name, backing, keep, verify, fingerprint,
-//       instance, pid, fd): SharedCache has checked the types.
+//       huge_pages, instance, pid, fd): SharedCache has checked the types.
 PyObject* open_cache(PyObject* self, PyObject* args) {
   double size_limit_gib = 0;
   long long dataset_len = 0;
   PyObject *dims_object = nullptr, *dtype = nullptr;
   const char *name = nullptr, *backing = nullptr, *verify = nullptr, *fingerprint = nullptr,
-             *instance = nullptr;
+             *huge_pages = nullptr, *instance = nullptr;
   int keep = 0, fd = -1;
   unsigned int pid = 0;
   std::vector<int64_t> dims;
-  if (!PyArg_ParseTuple(args, "dLO!O!sspsssIi", &size_limit_gib, &dataset_len, &PyTuple_Type,
+  if (!PyArg_ParseTuple(args, "dLO!O!sspssssIi", &size_limit_gib, &dataset_len, &PyTuple_Type,
                         &dims_object, &THPDtypeType, &dtype, &name, &backing, &keep, &verify,
-                        &fingerprint, &instance, &pid, &fd) ||
+                        &fingerprint, &huge_pages, &instance, &pid, &fd) ||
       !to_dims(dims_object, dims)) {
     return nullptr;
   }
   return guarded([&]() -> PyObject* {
     const auto words =
-        stocache::Options(size_limit_gib).name(name).backing(backing).keep(keep).verify(verify);
-    auto options = stocache::options_of(words, dataset_len, dims,
-                                        reinterpret_cast<THPDtype*>(dtype)->scalar_type);
+        Options(size_limit_gib).name(name).backing(backing).keep(keep).verify(verify);
+    auto options =
+        options_of(words, dataset_len, dims, reinterpret_cast<THPDtype*>(dtype)->scalar_type);
     options.fingerprint = fingerprint;
+    options.huge_pages = huge_pages;
     options.instance = instance;
     options.pid = pid;
     options.fd = fd;
@@ -269,14 +272,6 @@ PyObject* open_cache(PyObject* self, PyObject* args) {
     reinterpret_cast<PyCache*>(self)->cache = std::move(cache);
     Py_RETURN_NONE;
   });
-}
-
-// All of the text, also what follows a NUL.
-bool to_text(PyObject* object, std::string& text) {
-  Py_ssize_t size = 0;
-  const char* bytes = PyUnicode_AsUTF8AndSize(object, &size);
-  if (bytes) text.assign(bytes, static_cast<size_t>(size));
-  return bytes != nullptr;
 }
 
 PyObject* join(PyObject* self, PyObject* argument) {
@@ -293,8 +288,8 @@ PyObject* join(PyObject* self, PyObject* argument) {
   });
 }
 
-PyObject* set_unsettled(PyObject* self, PyObject*) {
-  reinterpret_cast<PyCache*>(self)->unsettled = true;
+PyObject* set_provisional(PyObject* self, PyObject*) {
+  reinterpret_cast<PyCache*>(self)->provisional = true;
   Py_RETURN_NONE;
 }
 
@@ -321,19 +316,20 @@ PyObject* to_object(at::ScalarType dtype) {
 // process, which may be a fork.
 PyObject* arguments(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    const auto& cache = opened(self);
+    const auto cache = opened(self);
     const auto o = cache->options();
-    return Py_BuildValue(
-        "dLNOssNsssIi", o.size_limit_gib, static_cast<long long>(o.dataset_len),
-        to_tuple(cache->sizes()), to_object(cache->dtype()), std::string(o.name).c_str(),
-        std::string(o.backing).c_str(), PyBool_FromLong(o.keep), std::string(o.verify).c_str(),
-        std::string(o.fingerprint).c_str(), std::string(o.instance).c_str(), o.pid, o.fd);
+    return Py_BuildValue("dLNOssNssssIi", o.size_limit_gib, static_cast<long long>(o.dataset_len),
+                         to_tuple(cache->sizes()), to_object(cache->dtype()),
+                         std::string(o.name).c_str(), std::string(o.backing).c_str(),
+                         PyBool_FromLong(o.keep), std::string(o.verify).c_str(),
+                         std::string(o.fingerprint).c_str(), std::string(o.huge_pages).c_str(),
+                         std::string(o.instance).c_str(), o.pid, o.fd);
   });
 }
 
-PyObject* place(PyObject* self, PyObject*) {
+PyObject* location(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    const auto p = opened(self)->place();
+    const auto p = opened(self)->location();
     return Py_BuildValue("{s:s,s:s,s:s,s:s}", "name", std::string(p.name).c_str(), "path",
                          std::string(p.path).c_str(), "backing", std::string(p.backing).c_str(),
                          "opened", std::string(p.opened).c_str());
@@ -344,7 +340,7 @@ PyObject* stats(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto now = opened(self)->stats();
     PyObject* result = PyDict_New();
-    for (const auto& [name, value] : stocache::numbers(now)) {
+    for (const auto& [name, value] : numbers(now)) {
       PyObject* number = PyLong_FromLongLong(value);
       if (!result || !number || PyDict_SetItemString(result, name, number) != 0) return nullptr;
       Py_DECREF(number);
@@ -352,18 +348,6 @@ PyObject* stats(PyObject* self, PyObject*) {
     PyDict_SetItemString(result, "frozen", now.frozen ? Py_True : Py_False);
     return result;
   });
-}
-
-PyObject* free_memory(PyObject*, PyObject*) {
-  return PyLong_FromUnsignedLongLong(stocache::bridge::free_memory());
-}
-
-PyObject* fingerprint_of(PyObject*, PyObject* argument) {
-  std::string text;
-  if (!to_text(argument, text)) return nullptr;
-  const auto hashed = stocache::bridge::fingerprint_of(
-      {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
-  return PyUnicode_FromString(std::string(hashed).c_str());
 }
 
 PyObject* slot_in_place(PyObject* self, PyObject* argument) {
@@ -376,7 +360,7 @@ PyObject* slot_in_place(PyObject* self, PyObject* argument) {
 template <at::Tensor (Cache::*make)() const>
 PyObject* tensor(PyObject* self, PyObject*) {
   return guarded([&] {
-    const std::shared_ptr<Cache> cache = opened(self);
+    const auto cache = opened(self);
     at::Tensor made;
     {
       WithoutGil free;
@@ -388,7 +372,7 @@ PyObject* tensor(PyObject* self, PyObject*) {
 
 PyObject* clear(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    const std::shared_ptr<Cache> cache = opened(self);
+    const auto cache = opened(self);
     {
       WithoutGil free;
       cache->clear();
@@ -399,18 +383,6 @@ PyObject* clear(PyObject* self, PyObject*) {
 
 PyObject* length(PyObject* self, PyObject*) {
   return guarded([&] { return PyLong_FromLongLong(opened(self)->geometry().capacity); });
-}
-
-PyObject* sweep(PyObject*, PyObject*) {
-  return guarded([&]() -> PyObject* {
-    PyObject* names = PyList_New(0);
-    for (const auto& name : stocache::bridge::sweep()) {
-      PyObject* text = PyUnicode_FromStringAndSize(name.data(), name.size());
-      if (!names || !text || PyList_Append(names, text) != 0) return nullptr;
-      Py_DECREF(text);
-    }
-    return names;
-  });
 }
 
 PyObject* is_open(PyObject* self, PyObject*) {
@@ -430,11 +402,11 @@ PyMethodDef cache_methods[] = {
     {"_set_many", as_method(set_many), kFast, nullptr},
     {"_open", open_cache, METH_VARARGS, nullptr},
     {"_join", join, METH_O, nullptr},
-    {"_set_unsettled", set_unsettled, METH_NOARGS, nullptr},
+    {"_set_provisional", set_provisional, METH_NOARGS, nullptr},
     {"_close", close_cache, METH_NOARGS, nullptr},
     {"_is_open", is_open, METH_NOARGS, nullptr},
     {"_arguments", arguments, METH_NOARGS, nullptr},
-    {"_whereabouts", place, METH_NOARGS, nullptr},
+    {"_location", location, METH_NOARGS, nullptr},
     {"_stats", stats, METH_NOARGS, nullptr},
     {"_slot_in_place", slot_in_place, METH_O, nullptr},
     {"_array", tensor<&Cache::array>, METH_NOARGS, nullptr},
@@ -469,23 +441,11 @@ PyType_Slot cache_slots[] = {
 PyType_Spec cache_spec = {"stocache._C.Cache", sizeof(PyCache), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, cache_slots};
 
-PyMethodDef module_methods[] = {
-    {"sweep", sweep, METH_NOARGS, nullptr},
-    {"fingerprint_of", fingerprint_of, METH_O, nullptr},
-    {"free_memory", free_memory, METH_NOARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
-PyModuleDef module_def = {
-    PyModuleDef_HEAD_INIT, "_C", nullptr, -1, module_methods, nullptr, nullptr, nullptr, nullptr};
-
 }  // namespace
 
-PyMODINIT_FUNC PyInit__C() {
-  PyObject* module = PyModule_Create(&module_def);
+bool add_cache(PyObject* module) {
   PyObject* type = PyType_FromSpec(&cache_spec);
-  if (!module || !type || PyModule_AddObject(module, "Cache", type) != 0) return nullptr;
-  if (!stocache::python::add_records(module)) return nullptr;
-  if (!stocache::python::add_files(module)) return nullptr;
-  return module;
+  return type && PyModule_AddObject(module, "Cache", type) == 0;
 }
+
+}  // namespace stocache::python

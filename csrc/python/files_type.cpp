@@ -1,10 +1,10 @@
-#include "files_type.h"
+#include "python/files_type.h"
 
 #include <memory>
 #include <string>
 
-#include "python_support.h"
-#include "rust_errors.h"
+#include "api/errors.h"
+#include "python/support.h"
 #include "stocache-torch/src/bridge.rs.h"
 
 namespace stocache::python {

@@ -1,15 +1,14 @@
-#include "records.h"
+#include "python/records.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
-#include "crew.h"
-#include "python_support.h"
-#include "shared_batches.h"
+#include "python/shared_batches.h"
+#include "python/support.h"
+#include "tensor/over.h"
 
 namespace stocache {
 namespace {
@@ -23,20 +22,11 @@ constexpr uint16_t kInline = UINT16_MAX;
 constexpr int kTries = 8;
 // Below this, giving up the GIL costs more than it saves others.
 constexpr size_t kWorthReleasing = 256 << 10;
-// Rows are handed to threads in parts of about this size.
-constexpr uint64_t kBytesPerPart = 128 << 10;
 
-// Fresh bytes without a trip through the dispatcher.
 at::Tensor fresh(size_t bytes) {
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                       c10::GetCPUAllocator()->allocate(bytes),
-                                                       /*allocator=*/nullptr, /*resizable=*/false);
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)),
-                                                   c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                   caffe2::TypeMeta::Make<uint8_t>());
   const auto size = static_cast<int64_t>(bytes);
-  impl->set_sizes_contiguous(at::IntArrayRef(size));
-  return at::Tensor(std::move(impl));
+  return tensor_over(storage_over(c10::GetCPUAllocator()->allocate(bytes), bytes),
+                     at::IntArrayRef(size), caffe2::TypeMeta::Make<uint8_t>());
 }
 
 std::string_view view(const ::rust::Vec<uint8_t>& bytes) {
@@ -53,18 +43,6 @@ std::string inline_schema(const std::string& schema) {
   return head;
 }
 
-// Copies all rows, on up to that many threads; whether they are a batch.
-bool copy_rows(const codec::Collation& batch, size_t threads) {
-  const size_t parts = std::clamp<size_t>(batch.bytes() / kBytesPerPart, 1, batch.rows());
-  const size_t share_of = (batch.rows() + parts - 1) / parts;
-  std::atomic<bool> alike = true;
-  share((batch.rows() + share_of - 1) / share_of, threads, [&](size_t part) {
-    const size_t first = part * share_of;
-    if (!batch.copy(first, std::min(first + share_of, batch.rows()))) alike = false;
-  });
-  return alike;
-}
-
 }  // namespace
 
 RecordCache::RecordCache(const bridge::RecordOptions& options)
@@ -75,7 +53,6 @@ RecordCache::RecordCache(const bridge::RecordOptions& options)
 
 at::Tensor RecordCache::copy(int64_t index, uint16_t& schema) {
   for (int i = 0; i < kTries; ++i) {
-    const uint64_t before = records_->epoch();
     const auto found = records_->find(index);
     if (!found.data) return {};
     at::Tensor record = fresh(found.len);
@@ -84,7 +61,7 @@ at::Tensor RecordCache::copy(int64_t index, uint16_t& schema) {
       std::memcpy(record.mutable_data_ptr(), found.data, found.len);
     }
     schema = found.schema;
-    if (records_->unmoved(before)) return record;
+    if (records_->is_whole(found.region, found.generation)) return record;
   }
   return {};
 }
@@ -109,12 +86,10 @@ PyObject* RecordCache::get(int64_t index, bool allow_pickle) {
     schema = schema_of(number);
     TORCH_CHECK_VALUE(schema, "the record of sample ", index, " is damaged");
   }
-  PyObject* sample = schema->decode(record, allow_pickle);
-  records_->note(1, 0);
-  return sample;
+  return schema->decode(record, allow_pickle);
 }
 
-bridge::Filled RecordCache::put(int64_t index, PyObject* sample, bool allow_pickle) {
+bridge::Put RecordCache::put(int64_t index, PyObject* sample, bool allow_pickle) {
   codec::Encoded encoded;
   uint16_t number = 0;
   try {
@@ -142,43 +117,26 @@ bridge::Filled RecordCache::put(int64_t index, PyObject* sample, bool allow_pick
 
 PyObject* RecordCache::collate(const std::vector<int64_t>& indices, int64_t threads, bool shared,
                                uint64_t counted) {
-  if (indices.empty()) return nullptr;
-  std::vector<std::pair<const uint8_t*, uint64_t>> rows(indices.size());
-  const codec::Schema::Allocate allocate = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
+  auto batch = bridge::find_batch(*records_, {indices.data(), indices.size()});
+  if (batch->rows() == 0) return nullptr;
+  const Schema schema = schema_of(batch->schema());
+  if (!schema || !schema->collatable() || codec::is_collated_otherwise(*schema)) return nullptr;
+  codec::Collation collation(schema, std::move(batch));
+  const codec::Collation::Allocate allocate = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
     return shared ? shared_batch(sizes, c10::scalarTypeToTypeMeta(dtype))
                   : buffers_.take(sizes, c10::scalarTypeToTypeMeta(dtype));
   };
-  for (int i = 0; i < kTries; ++i) {
-    const uint64_t before = records_->epoch();
-    uint16_t number = 0;
-    for (size_t row = 0; row < indices.size(); ++row) {
-      const auto found = records_->find(indices[row]);
-      const bool first = row == 0;
-      if (!found.data || found.schema == kInline || (!first && found.schema != number)) {
-        return nullptr;
-      }
-      number = found.schema;
-      rows[row] = {found.data, found.len};
-    }
-    const Schema schema = schema_of(number);
-    if (!schema || !schema->collatable()) return nullptr;
-    std::unique_ptr<codec::Collation> batch;
-    {
-      WithoutGil free;
-      batch = codec::Collation::plan(schema, rows, allocate);
-      if (batch && !copy_rows(*batch, static_cast<size_t>(std::max<int64_t>(1, threads)))) {
-        batch = nullptr;
-      }
-    }
-    const bool whole = records_->unmoved(before);
-    if (whole && !batch) return nullptr;
-    if (whole) {
-      PyObject* made = batch->finish();
-      records_->note(indices.size() - std::min<uint64_t>(counted, indices.size()), 0);
-      return made;
-    }
+  bool whole = false;
+  {
+    WithoutGil free;
+    whole = collation.plan(allocate) &&
+            collation.copy(static_cast<size_t>(std::max<int64_t>(1, threads))) ==
+                bridge::Gathered::Whole;
   }
-  return nullptr;
+  if (!whole) return nullptr;
+  PyObject* made = collation.finish();
+  records_->note(indices.size() - std::min<uint64_t>(counted, indices.size()), 0);
+  return made;
 }
 
 std::optional<bool> RecordCache::differs(int64_t index, PyObject* sample, bool allow_pickle) {

@@ -11,10 +11,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "buffers.h"
-#include "codec.h"
-#include "rust_errors.h"
+#include "api/errors.h"
+#include "codec/codec.h"
 #include "stocache-torch/src/bridge.rs.h"
+#include "tensor/buffers.h"
 
 namespace stocache {
 
@@ -26,11 +26,11 @@ class RecordCache {
 
   const bridge::Records& records() const { return *records_; }
 
-  // The sample, a new reference; nullptr without a Python error if it is not there. A hit is
-  // counted; whether the rest is a miss is for the caller to say, who may wait for another process.
+  // The sample, a new reference; nullptr without a Python error if it is not there. Counts nothing:
+  // a miss may yet become a hit, if another process is waited for.
   PyObject* get(int64_t index, bool allow_pickle);
   // Stores the sample of an index that was begun; ends the claim in any case.
-  bridge::Filled put(int64_t index, PyObject* sample, bool allow_pickle);
+  bridge::Put put(int64_t index, PyObject* sample, bool allow_pickle);
   // What default_collate makes of these samples; nullptr without a Python error if one is not there
   // or they cannot be gathered. With `shared`, in memory that other processes can map.
   // Of the samples, `counted` were counted as they came; the others are hits.

@@ -1,8 +1,9 @@
-#include "records_type.h"
+#include "python/records_type.h"
 
-#include "python_support.h"
-#include "records.h"
-#include "shared_batches.h"
+#include "python/loading_type.h"
+#include "python/records.h"
+#include "python/shared_batches.h"
+#include "python/support.h"
 
 namespace stocache::python {
 namespace {
@@ -34,17 +35,17 @@ bool to_indices(PyObject* object, std::vector<int64_t>& indices) {
   return good;
 }
 
-// _open(limit_bytes, dataset_len, policy, name, backing, keep, fingerprint, instance, pid, fd):
-// CachedDataset has checked the types.
+// _open(limit_bytes, dataset_len, policy, name, backing, keep, fingerprint, huge_pages, instance,
+// pid, fd): CachedDataset has checked the types.
 PyObject* open_records(PyObject* self, PyObject* args) {
   unsigned long long limit = 0;
   long long dataset_len = 0;
   const char *policy = nullptr, *name = nullptr, *backing = nullptr, *fingerprint = nullptr,
-             *instance = nullptr;
+             *huge_pages = nullptr, *instance = nullptr;
   int keep = 0, fd = -1;
   unsigned int pid = 0;
-  if (!PyArg_ParseTuple(args, "KLssspssIi", &limit, &dataset_len, &policy, &name, &backing, &keep,
-                        &fingerprint, &instance, &pid, &fd)) {
+  if (!PyArg_ParseTuple(args, "KLssspsssIi", &limit, &dataset_len, &policy, &name, &backing, &keep,
+                        &fingerprint, &huge_pages, &instance, &pid, &fd)) {
     return nullptr;
   }
   return guarded([&]() -> PyObject* {
@@ -56,6 +57,7 @@ PyObject* open_records(PyObject* self, PyObject* args) {
     options.backing = backing;
     options.keep = keep;
     options.fingerprint = fingerprint;
+    options.huge_pages = huge_pages;
     options.instance = instance;
     options.pid = pid;
     options.fd = fd;
@@ -67,58 +69,36 @@ PyObject* open_records(PyObject* self, PyObject* args) {
 PyObject* arguments(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto o = opened(self)->records().options();
-    return Py_BuildValue("KLsssNssIi", o.limit_bytes, static_cast<long long>(o.dataset_len),
+    return Py_BuildValue("KLsssNsssIi", o.limit_bytes, static_cast<long long>(o.dataset_len),
                          std::string(o.policy).c_str(), std::string(o.name).c_str(),
                          std::string(o.backing).c_str(), PyBool_FromLong(o.keep),
-                         std::string(o.fingerprint).c_str(), std::string(o.instance).c_str(), o.pid,
-                         o.fd);
+                         std::string(o.fingerprint).c_str(), std::string(o.huge_pages).c_str(),
+                         std::string(o.instance).c_str(), o.pid, o.fd);
   });
 }
 
-PyObject* whereabouts(PyObject* self, PyObject*) {
+PyObject* location(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    const auto p = opened(self)->records().place();
+    const auto p = opened(self)->records().location();
     return Py_BuildValue("{s:s,s:s,s:s,s:s}", "name", std::string(p.name).c_str(), "path",
                          std::string(p.path).c_str(), "backing", std::string(p.backing).c_str(),
                          "opened", std::string(p.opened).c_str());
   });
 }
 
-// get(i, allow_pickle): the sample or MISS.
+// get(i, allow_pickle, counted=True): the sample or MISS.
 PyObject* get(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   int64_t index = 0;
-  if (nargs != 2 || !to_index(args[0], index)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "get(i, allow_pickle)");
+  if (nargs < 2 || nargs > 3 || !to_index(args[0], index)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "get(i, allow_pickle, counted=True)");
     return nullptr;
   }
-  return guarded([&] { return sample_or_miss(opened(self)->get(index, args[1] == Py_True)); });
-}
-
-// put(i, sample, allow_pickle): what became of it, as a word.
-PyObject* put(PyObject* self, PyObject* args) {
-  long long index = 0;
-  PyObject* sample = nullptr;
-  int allow_pickle = 0;
-  if (!PyArg_ParseTuple(args, "LOp", &index, &sample, &allow_pickle)) return nullptr;
+  const bool counted = nargs == 2 || args[2] == Py_True;
   return guarded([&]() -> PyObject* {
     const auto cache = opened(self);
-    switch (cache->put(index, sample, allow_pickle)) {
-      case bridge::Filled::Stored:
-        return PyUnicode_FromString("stored");
-      case bridge::Filled::Lost:
-        return PyUnicode_FromString("lost");
-      case bridge::Filled::Full:
-        return PyUnicode_FromString("full");
-      case bridge::Filled::TooLarge:
-        return PyUnicode_FromString("too large");
-      case bridge::Filled::Froze: {
-        const std::string why(cache->records().frozen_reason());
-        if (PyErr_WarnEx(PyExc_RuntimeWarning, why.c_str(), 1) != 0) return nullptr;
-        return PyUnicode_FromString("refused");
-      }
-      default:
-        return PyUnicode_FromString("refused");
-    }
+    PyObject* sample = cache->get(index, args[1] == Py_True);
+    if (sample && counted) cache->records().note(1, 0);
+    return sample_or_miss(sample);
   });
 }
 
@@ -163,22 +143,9 @@ PyObject* note(PyObject* self, PyObject* args) {
   });
 }
 
-// begin(i): who loads the sample, as a word: "mine", "nobody" (it is there), "other", "refused".
-PyObject* begin(PyObject* self, PyObject* argument) {
-  int64_t index = 0;
-  if (!to_index(argument, index)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    switch (opened(self)->records().begin(index)) {
-      case bridge::Loader::Mine:
-        return PyUnicode_FromString("mine");
-      case bridge::Loader::Nobody:
-        return PyUnicode_FromString("nobody");
-      case bridge::Loader::Other:
-        return PyUnicode_FromString("other");
-      default:
-        return PyUnicode_FromString("refused");
-    }
-  });
+// loading(): holds the claims that its begin() takes.
+PyObject* loading(PyObject* self, PyObject*) {
+  return guarded([&] { return make_loading(opened(self)); });
 }
 
 PyObject* wait(PyObject* self, PyObject* args) {
@@ -191,15 +158,6 @@ PyObject* wait(PyObject* self, PyObject* args) {
       WithoutGil free;
       cache->records().wait(index, static_cast<uint64_t>(seconds * 1e9));
     }
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* abandon(PyObject* self, PyObject* argument) {
-  int64_t index = 0;
-  if (!to_index(argument, index)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    opened(self)->records().abandon(index);
     Py_RETURN_NONE;
   });
 }
@@ -234,16 +192,32 @@ PyObject* note_loads(PyObject* self, PyObject* args) {
   });
 }
 
+PyObject* note_unsupported(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    opened(self)->records().note_unsupported(1);
+    Py_RETURN_NONE;
+  });
+}
+
+// is_first_to_tell(what): once per node, for each of the numbers 0 to 31.
+PyObject* is_first_to_tell(PyObject* self, PyObject* argument) {
+  int64_t what = 0;
+  if (!to_index(argument, what)) return nullptr;
+  return guarded([&] {
+    return PyBool_FromLong(opened(self)->records().is_first_to_tell(static_cast<uint32_t>(what)));
+  });
+}
+
 PyObject* stats(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto s = opened(self)->records().stats();
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:N}",
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N}",
                          "hits", s.hits, "misses", s.misses, "fills", s.fills, "bytes", s.bytes,
                          "waits", s.waits, "lost", s.lost, "dropped", s.dropped, "loads", s.loads,
                          "load_seconds", static_cast<double>(s.load_nanos) * 1e-9, "too_large",
-                         s.too_large, "evicted", s.evicted, "filled", s.filled, "used_bytes",
-                         s.used_bytes, "data_bytes", s.data_bytes, "dataset_len", s.dataset_len,
-                         "frozen", PyBool_FromLong(s.frozen));
+                         s.too_large, "evicted", s.evicted, "unsupported", s.unsupported, "filled",
+                         s.filled, "used_bytes", s.used_bytes, "data_bytes", s.data_bytes,
+                         "dataset_len", s.dataset_len, "frozen", PyBool_FromLong(s.frozen));
   });
 }
 
@@ -270,18 +244,18 @@ PyObject* is_open(PyObject* self, PyObject*) {
 PyMethodDef methods[] = {
     {"open", open_records, METH_VARARGS, nullptr},
     {"arguments", arguments, METH_NOARGS, nullptr},
-    {"whereabouts", whereabouts, METH_NOARGS, nullptr},
+    {"location", location, METH_NOARGS, nullptr},
     {"get", as_method(get), METH_FASTCALL, nullptr},
-    {"put", put, METH_VARARGS, nullptr},
     {"collate", collate, METH_VARARGS, nullptr},
     {"missing", missing, METH_O, nullptr},
     {"note", note, METH_VARARGS, nullptr},
-    {"begin", begin, METH_O, nullptr},
+    {"loading", loading, METH_NOARGS, nullptr},
     {"wait", wait, METH_VARARGS, nullptr},
-    {"abandon", abandon, METH_O, nullptr},
     {"contains", contains, METH_O, nullptr},
     {"differs", differs, METH_VARARGS, nullptr},
     {"note_loads", note_loads, METH_VARARGS, nullptr},
+    {"note_unsupported", note_unsupported, METH_NOARGS, nullptr},
+    {"is_first_to_tell", is_first_to_tell, METH_O, nullptr},
     {"stats", stats, METH_NOARGS, nullptr},
     {"clear", clear, METH_NOARGS, nullptr},
     {"close", close_records, METH_NOARGS, nullptr},
@@ -318,9 +292,8 @@ PyType_Spec spec = {"stocache._C.Records", sizeof(PyRecords), 0,
 bool add_records(PyObject* module) {
   miss = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
   PyObject* type = PyType_FromSpec(&spec);
-  return miss && type && PyModule_AddObject(module, "Records", type) == 0 &&
+  return miss && type && add_loading(module) && PyModule_AddObject(module, "Records", type) == 0 &&
          PyModule_AddObject(module, "MISS", Py_NewRef(miss)) == 0 &&
-         PyModule_AddFunctions(module, codec::codec_methods) == 0 &&
          PyModule_AddFunctions(module, batch_methods) == 0;
 }
 

@@ -1,4 +1,4 @@
-#include "shared_batches.h"
+#include "python/shared_batches.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -9,9 +9,10 @@
 #include <cstring>
 #include <vector>
 
-#include "python_support.h"
-#include "rust_errors.h"
+#include "api/errors.h"
+#include "python/support.h"
 #include "stocache-torch/src/bridge.rs.h"
+#include "tensor/over.h"
 
 namespace stocache {
 namespace {
@@ -24,45 +25,17 @@ void drop_batch(void* data) { bridge::drop_batch(static_cast<uint8_t*>(data)); }
 // Marks the small ones.
 void free_small(void* data) { c10::free_cpu(data); }
 
-c10::Storage storage_over(uint8_t* data, size_t bytes, c10::DeleterFnPtr deleter) {
-  c10::DataPtr memory(data, data, deleter, c10::Device(c10::DeviceType::CPU));
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                            bytes, std::move(memory),
-                                                            /*allocator=*/nullptr,
-                                                            /*resizable=*/false));
-}
-
-at::Tensor tensor_over(uint8_t* data, size_t bytes, c10::DeleterFnPtr deleter,
-                       caffe2::TypeMeta dtype, at::IntArrayRef sizes, at::IntArrayRef strides,
-                       int64_t offset) {
-  auto impl = c10::make_intrusive<c10::TensorImpl>(
-      storage_over(data, bytes, deleter), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype);
-  impl->set_sizes_and_strides(sizes, strides);
-  impl->set_storage_offset(offset);
-  return at::Tensor(std::move(impl));
-}
-
-std::vector<int64_t> contiguous_strides(at::IntArrayRef sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(1, sizes[i]);
-  }
-  return strides;
-}
-
 }  // namespace
 
 at::Tensor shared_batch(at::IntArrayRef sizes, caffe2::TypeMeta dtype) {
   const size_t bytes = c10::multiply_integers(sizes) * dtype.itemsize();
   if (bytes < kSmallest) {
     auto* data = static_cast<uint8_t*>(c10::alloc_cpu(std::max<size_t>(1, bytes)));
-    return tensor_over(data, bytes, &free_small, dtype, sizes, contiguous_strides(sizes), 0);
+    return tensor_over(storage_over(memory_of(data, data, &free_small), bytes), sizes, dtype);
   }
   uint8_t* data = bridge::take_batch(bytes);
   if (!data) return at::empty(sizes, at::TensorOptions().dtype(dtype));
-  return tensor_over(data, bytes, &drop_batch, dtype, sizes, contiguous_strides(sizes), 0);
+  return tensor_over(storage_over(memory_of(data, data, &drop_batch), bytes), sizes, dtype);
 }
 
 namespace python {
@@ -138,7 +111,8 @@ PyObject* batch_tensor(PyObject*, PyObject* args) {
     fits = fits && last >= 0 && static_cast<uint64_t>(last) < bytes / type.itemsize();
     TORCH_CHECK_VALUE(fits, "the message describes a batch that does not fit its memory");
     uint8_t* data = translated([&] { return bridge::receive_batch(ticket); });
-    return THPVariable_Wrap(tensor_over(data, bytes, &drop_batch, type, sizes, strides, offset));
+    auto storage = storage_over(memory_of(data, data, &drop_batch), bytes);
+    return THPVariable_Wrap(tensor_over(std::move(storage), sizes, type, strides, offset));
   });
 }
 
@@ -163,7 +137,7 @@ PyObject* batch_copy(PyObject*, PyObject* args) {
 }
 
 PyObject* batch_sweep(PyObject*, PyObject*) {
-  bridge::sweep_batches();
+  bridge::give_back_batches();
   Py_RETURN_NONE;
 }
 

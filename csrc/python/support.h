@@ -7,6 +7,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <cstdint>
+#include <string>
 
 namespace stocache::python {
 
@@ -49,6 +50,14 @@ inline bool to_index(PyObject* object, int64_t& index) {
   Py_DECREF(number);
   if (overflow) index = overflow < 0 ? INT64_MIN : INT64_MAX;
   return true;
+}
+
+// All of the text, also what follows a NUL.
+inline bool to_text(PyObject* object, std::string& text) {
+  Py_ssize_t size = 0;
+  const char* bytes = PyUnicode_AsUTF8AndSize(object, &size);
+  if (bytes) text.assign(bytes, static_cast<size_t>(size));
+  return bytes != nullptr;
 }
 
 template <typename Function>

@@ -1,10 +1,12 @@
-#include "buffers.h"
+#include "tensor/buffers.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
 #include <algorithm>
+
+#include "tensor/over.h"
 
 namespace stocache {
 namespace {
@@ -21,18 +23,7 @@ bool is_ours(const c10::Storage& storage) {
 
 c10::Storage allocate(size_t bytes) {
   void* data = c10::alloc_cpu(bytes);
-  c10::DataPtr memory(data, data, &free_buffer, c10::Device(c10::DeviceType::CPU));
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                            bytes, std::move(memory),
-                                                            /*allocator=*/nullptr,
-                                                            /*resizable=*/false));
-}
-
-at::Tensor over(c10::Storage storage, at::IntArrayRef sizes, caffe2::TypeMeta dtype) {
-  auto impl = c10::make_intrusive<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype);
-  impl->set_sizes_contiguous(sizes);
-  return at::Tensor(std::move(impl));
+  return storage_over(memory_of(data, data, &free_buffer), bytes);
 }
 
 }  // namespace
@@ -53,11 +44,11 @@ at::Tensor Buffers::take(at::IntArrayRef sizes, caffe2::TypeMeta dtype) {
   if (found != ring_.end()) {
     // The count is read without order; who gave up the last reference has also read the bytes.
     std::atomic_thread_fence(std::memory_order_acquire);
-    return over(*found, sizes, dtype);
+    return tensor_over(*found, sizes, dtype);
   }
   if (ring_.size() == kRing) ring_.erase(ring_.begin());
   ring_.push_back(allocate(bytes));
-  return over(ring_.back(), sizes, dtype);
+  return tensor_over(ring_.back(), sizes, dtype);
 }
 
 }  // namespace stocache

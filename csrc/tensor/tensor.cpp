@@ -1,12 +1,9 @@
-#include "tensor.h"
-
-#include <ATen/core/Tensor.h>
-#include <c10/core/StorageImpl.h>
-#include <c10/core/TensorImpl.h>
+#include "tensor/tensor.h"
 
 #include <vector>
 
 #include "stocache-torch/src/bridge.rs.h"
+#include "tensor/over.h"
 
 namespace stocache {
 namespace {
@@ -18,14 +15,8 @@ void drop_pin(void* pin) { bridge::unpin(static_cast<bridge::Pin*>(pin)); }
 at::Tensor segment_tensor(bridge::Pin* pin, uint8_t* data, uint64_t bytes, at::IntArrayRef sizes,
                           at::IntArrayRef strides, caffe2::TypeMeta dtype) {
   // First, so that the pin is dropped whatever fails.
-  c10::DataPtr memory(data, pin, &drop_pin, c10::Device(c10::DeviceType::CPU));
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                       std::move(memory), /*allocator=*/nullptr,
-                                                       /*resizable=*/false);
-  auto impl = c10::make_intrusive<c10::TensorImpl>(
-      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype);
-  impl->set_sizes_and_strides(sizes, strides);
-  return at::Tensor(std::move(impl));
+  c10::DataPtr memory = memory_of(data, pin, &drop_pin);
+  return tensor_over(storage_over(std::move(memory), bytes), sizes, dtype, strides);
 }
 
 namespace bridge {

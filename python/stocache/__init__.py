@@ -7,8 +7,10 @@ from stocache import _load
 
 _load.load()
 
-from stocache._ops import handle  # noqa: E402
-from stocache.cached_dataset import CachedDataset, CachedDatasetStats  # noqa: E402
+from stocache._C import UnsupportedSample  # noqa: E402
+from stocache._dataset.stats import CachedDatasetStats  # noqa: E402
+from stocache._torch.ops import handle  # noqa: E402
+from stocache.cached_dataset import CachedDataset  # noqa: E402
 from stocache.cpp import cmake_prefix_path, include_path  # noqa: E402
 from stocache.file_cache import DataCache, FileCache, FileCacheStats  # noqa: E402
 from stocache.loader import DataLoader, collate  # noqa: E402
@@ -27,6 +29,7 @@ __all__ = [
     "Plan",
     "SharedCache",
     "SharedCacheStats",
+    "UnsupportedSample",
     "cmake_prefix_path",
     "collate",
     "get_shm_size",

@@ -3,20 +3,73 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from stocache import node
 from stocache.file_cache import FileCache
 from stocache.sizes import show_bytes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    # As one line, not as a place in the source.
+    warnings.showwarning = lambda text, *_rest, **_more: print(f"stocache: {text}", file=sys.stderr)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        print("stocache: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # as in `stocache ls | head`
+        sys.stderr.close()
+        return 141
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        print(f"stocache: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stocache", description="A dataset cache for PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    listing = commands.add_parser(
+        "ls",
+        help="show the caches on this node",
+        description="Shows every cache on this node: whose it is, how large, how full, and which "
+        "processes use it. One that is kept stays until it is removed or the machine restarts; one "
+        "that is left over belonged to a job that was killed, and goes with `stocache gc` or when "
+        "its user makes the next cache.",
+    )
+    listing.set_defaults(run=list_caches)
+    removal = commands.add_parser(
+        "rm",
+        help="remove caches by name",
+        description="Removes caches of yours by their names, as `stocache ls` shows them.",
+    )
+    removal.add_argument("names", metavar="NAME", nargs="+", help="a name that `stocache ls` shows")
+    removal.add_argument(
+        "--force", action="store_true",
+        help="also one that is in use: only its name goes, and its processes go on with it",
+    )  # fmt: skip
+    removal.set_defaults(run=remove)
+    collection = commands.add_parser(
+        "gc",
+        help="remove what killed jobs left behind",
+        description="Removes caches of yours that no process uses and nobody keeps.",
+    )
+    collection.set_defaults(run=collect)
+    for command in (listing, removal, collection):
+        command.add_argument("--json", action="store_true", help="print JSON, for programs")
+    _add_warm_files(commands)
+    return parser
+
+
+def _add_warm_files(commands: Any) -> None:
     warm = commands.add_parser(
         "warm-files",
         help="copy a folder's files into a FileCache",
@@ -34,17 +87,90 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     warm.add_argument("--verify", action="store_true", help="compare all copies byte by byte too")
     warm.add_argument("--quiet", action="store_true", help="no progress bar")
-    options = parser.parse_args(arguments)
-    # As one line, not as a place in the source.
-    warnings.showwarning = lambda text, *_rest, **_more: print(f"stocache: {text}", file=sys.stderr)
-    try:
-        return warm_files(options)
-    except KeyboardInterrupt:
-        print("stocache: interrupted; run the same command again to go on", file=sys.stderr)
-        return 130
-    except (OSError, ValueError, TypeError) as error:
-        print(f"stocache: {error}", file=sys.stderr)
-        return 2
+    warm.set_defaults(run=warm_files)
+
+
+def list_caches(options: argparse.Namespace) -> int:
+    caches = node.caches()
+    if options.json:
+        print(json.dumps([cache.as_dict() for cache in caches], indent=2))
+        return 0
+    if not caches:
+        print("there are no caches on this node")
+        return 0
+    header = ("NAME", "USER", "KIND", "FOR", "USED", "LIMIT", "FILLED", "STATE", "PROCESSES")
+    rows = [header, *map(_row, caches)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    right = {"USED", "LIMIT", "FILLED"}
+    for row in rows:
+        cells = (
+            text.rjust(width) if title in right else text.ljust(width)
+            for title, text, width in zip(header, row, widths, strict=True)
+        )
+        print("  ".join(cells).rstrip())
+    for line in _advice(caches):
+        print(f"\n{line}")
+    return 0
+
+
+def _row(cache: node.CacheInfo) -> tuple[str, ...]:
+    filled = "?" if cache.filled is None else f"{cache.filled} of {cache.samples}"
+    pids = " ".join(map(str, cache.pids[:6])) + (" ..." if len(cache.pids) > 6 else "")
+    return (
+        cache.name or "(name removed)", cache.user, cache.kind or "?", cache.made_for or "-",
+        show_bytes(cache.used_bytes), show_bytes(cache.limit_bytes),
+        "-" if cache.kind == "files" else filled, cache.state, pids or "-",
+    )  # fmt: skip
+
+
+def _advice(caches: list[node.CacheInfo]) -> list[str]:
+    left = [cache for cache in caches if cache.state in ("left over", "unused")]
+    mine = [cache for cache in left if cache.mine]
+    advice = []
+    if mine:
+        size = show_bytes(sum(cache.used_bytes for cache in mine))
+        advice.append(f"{len(mine)} left over by killed jobs ({size}): `stocache gc` removes them.")
+    for user in sorted({cache.user for cache in left if not cache.mine}):
+        theirs = [cache for cache in left if cache.user == user]
+        size = show_bytes(sum(cache.used_bytes for cache in theirs))
+        advice.append(
+            f"{len(theirs)} of {user}'s that nobody seems to use ({size}): only {user} can remove "
+            f"them (sudo -u {user} stocache gc, or rm for those that are kept)."
+        )
+    for cache in caches:
+        if cache.trouble and cache.mine:
+            advice.append(f"{cache.name}: {cache.trouble}")
+    return advice
+
+
+def remove(options: argparse.Namespace) -> int:
+    removed, failed = [], []
+    for name in options.names:
+        try:
+            removed += node.remove(name, force=options.force)
+        except (OSError, RuntimeError, ValueError) as error:
+            failed.append(str(error))
+    if options.json:
+        print(json.dumps({"removed": removed, "failed": failed}, indent=2))
+    else:
+        for path in removed:
+            print(f"removed {path}")
+        for sentence in failed:
+            print(f"stocache: {sentence}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def collect(options: argparse.Namespace) -> int:
+    before = {cache.path: cache.used_bytes for cache in node.caches()}
+    removed = [f"/dev/shm/{name}" for name in node.sweep()]
+    if options.json:
+        print(json.dumps({"removed": removed}, indent=2))
+        return 0
+    for path in removed:
+        print(f"removed {path} ({show_bytes(before.get(path, 0))})")
+    if not removed:
+        print("nothing was left over")
+    return 0
 
 
 def warm_files(options: argparse.Namespace) -> int:

@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.reduction import ForkingPickler
+from functools import partial
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import reduce_tensor
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Subset, default_collate
-from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from stocache import _C
-from stocache.cached_dataset import CachedDataset, Collated
+from stocache._torch import compat
+from stocache.cached_dataset import CachedDataset
 
-Place = Callable[[Sequence[int]], list[int]]
+ToIndices = Callable[[Sequence[int]], list[int]]
 """How indices of a subset become those of the CachedDataset under it."""
 
 # Batches from this size on are gathered by a thread while the one before is being used.
 _WORTH_A_THREAD = 1 << 20
-# So many. With one, nobody would gather while the training loop takes it and asks for the next.
-_AHEAD = 2
 
 
 def collate(samples: Any) -> Any:
-    """As default_collate, for ``DataLoader(cached, collate_fn=stocache.collate)``.
-
-    Where the samples come straight from a CachedDataset and have equal shapes, the batch was
-    gathered natively, column by column, into memory that is used again.
-    """
-    return samples.batch if isinstance(samples, Collated) else default_collate(samples)
+    """As default_collate. A ``stocache.DataLoader`` that has it gathers batches natively."""
+    return default_collate(samples)
 
 
-class DataLoader(TorchDataLoader[Any]):
+class DataLoader(compat.Loader):
     """torch's DataLoader with ``collate_fn=stocache.collate``, which gathers batches in this
     process once all samples are in memory: then there is nothing left for workers to do.
 
     Where a sample is missing, or a transform has to run, the workers do their work as always.
+    Order and random numbers are those of torch's DataLoader.
     """
 
     def __init__(self, dataset: Any, *args: Any, **options: Any) -> None:
@@ -50,85 +49,109 @@ class DataLoader(TorchDataLoader[Any]):
         if self.collate_fn is default_collate:  # not so without batches (batch_size=None)
             self.collate_fn = collate
 
-    def __iter__(self) -> Any:
+    def gatherer(self) -> _Gatherer | None:
+        """Makes the batches of an epoch that begins now, if that can be done here."""
+        # What a function does in workers (a transform that it sets, say) it cannot do here.
+        if self.worker_init_fn is not None and self.num_workers:
+            return None
+        source = self._source()
+        if source is None or not source[0].is_settled():
+            return None
+        return _Gatherer(*source, self)
+
+    def view(self) -> Any:
+        """The dataset as one that gives whole batches."""
+        return None if self._source() is None else _batches(self.dataset)
+
+    def _source(self) -> tuple[CachedDataset, ToIndices] | None:
+        """Where batches can be gathered natively: nobody wants the single samples."""
+        if self.collate_fn is not collate or self.batch_sampler is None:
+            return None
         source = _cached_source(self.dataset)
-        if source is None or self.collate_fn is not collate or self.batch_sampler is None:
-            return super().__iter__()
-        cached, place = source
-        if cached.transform is not None or not cached.is_complete():
-            return super().__iter__()
-        return self._gather(cached, place)
+        return source if source is not None and source[0].gathers() else None
 
-    def _get_iterator(self) -> _BaseDataLoaderIter:
-        if self.num_workers == 0:
-            return super()._get_iterator()
-        self.check_worker_number_rationality()
-        return _WorkersIter(self)
 
-    def _gather(self, cached: CachedDataset, place: Place) -> Iterator[Any]:
+class _Gatherer:
+    """Batches from a complete cache, in this process."""
+
+    missing = _C.MISS
+
+    def __init__(self, cached: CachedDataset, to_indices: ToIndices, loader: DataLoader) -> None:
+        self.knows_order = _knows_order(loader.batch_sampler)
+        self._bytes_per_sample = _bytes_per_sample(cached)
+        # As torch: pinned where there is something to pin for, on this thread's device.
+        device = torch.accelerator.current_accelerator() if loader.pin_memory else None
+        pinned = device is not None and device.type != "mps" and torch.accelerator.is_available()
+        self._device = torch.accelerator.current_device_index() if pinned else None
         threads = max(1, len(os.sched_getaffinity(0)))
-        # As torch: pinned where there is something to pin for, and a number drawn for the workers,
-        # so that the order of the samples is the same.
-        pinned = self.pin_memory and torch.accelerator.is_available()
-        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        self._make = partial(_make_batch, cached, to_indices, threads, pinned)
+        self._ahead: ThreadPoolExecutor | None = None
 
-        def batch(indices: Sequence[int]) -> Any:
-            places = place(indices)
-            made = cached.collated(places, threads)
-            if made is _C.MISS:  # of different shapes
-                made = default_collate(cached.__getitems__(places))
-            return pin_memory(made) if pinned else made  # type: ignore[no-untyped-call]
-
-        assert self.batch_sampler is not None  # asked in __iter__
-        order = iter(self.batch_sampler)
-        first = next(order, None)
-        if first is None:
-            return
-        stats = cached.stats()
-        if len(first) * stats.used_bytes < _WORTH_A_THREAD * max(1, stats.filled):
-            yield batch(first)
-            yield from map(batch, order)
-            return
-        with ThreadPoolExecutor(1, "stocache-gather") as ahead:
-            coming = deque([ahead.submit(batch, first)])
-            for indices in order:
-                coming.append(ahead.submit(batch, indices))
-                if len(coming) > _AHEAD:
-                    yield coming.popleft().result()
-            while coming:
-                yield coming.popleft().result()
+    def start(self, indices: Sequence[int]) -> Callable[[], Any]:
+        make = partial(self._make, indices)
+        if self._ahead is None:
+            if len(indices) * self._bytes_per_sample < _WORTH_A_THREAD:
+                return make
+            self._ahead = ThreadPoolExecutor(1, "stocache-gather", _use_device, (self._device,))
+        return self._ahead.submit(make).result
 
 
-class _WorkersIter(_MultiProcessingDataLoaderIter):
-    """Gives back the memory of its workers when they have ended: later there may be nobody who
-    receives or drops a batch, which does the same."""
-
-    def _shutdown_workers(self) -> None:
-        super()._shutdown_workers()
-        if not sys.is_finalizing():
-            _C.batch_sweep()
+def _use_device(index: int | None) -> None:
+    """A new thread begins with the first device, whatever the one that started it uses."""
+    if index is not None:
+        torch.accelerator.set_device_index(index)
 
 
-def _cached_source(dataset: Any) -> tuple[CachedDataset, Place] | None:
+def _make_batch(
+    cached: CachedDataset,
+    to_indices: ToIndices,
+    threads: int,
+    pinned: bool,
+    indices: Sequence[int],
+) -> Any:
+    """The batch, or ``_C.MISS`` if a sample is not in memory: who loads it is not decided here."""
+    chosen = to_indices(indices)
+    batch = cached.collated(chosen, threads)
+    if batch is _C.MISS:  # of different shapes or counted from the end, if not missing
+        places = cached._places(chosen)
+        if cached._records.missing(places):
+            return _C.MISS
+        batch = default_collate(cached.__getitems__(places))
+    return compat.pin_memory(batch) if pinned else batch  # type: ignore[no-untyped-call]
+
+
+def _bytes_per_sample(cached: CachedDataset) -> float:
+    stats = cached.stats()
+    return stats.used_bytes / max(1, stats.filled)
+
+
+def _knows_order(batches: Any) -> bool:
+    """Whether the sampler can be asked for a batch that is not the last before its time: it draws
+    what it draws when the first is asked for, or from a generator that nobody else sees."""
+    if type(batches) is not BatchSampler:
+        return type(batches) in (list, tuple)
+    sampler = batches.sampler
+    if type(sampler) is RandomSampler and sampler.generator is not None:
+        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+    known = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+    return type(sampler) in (*known, DistributedSampler, list, tuple, range)
+
+
+def _cached_source(dataset: Any) -> tuple[CachedDataset, ToIndices] | None:
     """The CachedDataset under ``dataset`` and its subsets, and how their indices become its own."""
     if isinstance(dataset, CachedDataset):
         return dataset, list
     if type(dataset) is Subset:
         under = _cached_source(dataset.dataset)
         if under is not None:
-            cached, place = under
+            cached, to_indices = under
             chosen = dataset.indices
-            return cached, lambda indices: place([chosen[i] for i in indices])
+            return cached, lambda indices: to_indices([chosen[i] for i in indices])
     return None
 
 
-def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """How a tensor crosses to another process: a batch of ours by its ticket, or inside the message
-    if it is small; others as torch does it."""
-    ticket = _C.batch_ticket(tensor) if type(tensor) is torch.Tensor else None
-    if ticket is None:
-        return tuple(reduce_tensor(tensor))  # type: ignore[no-untyped-call]
-    return (_C.batch_copy if len(ticket) == 3 else _C.batch_tensor, ticket)
-
-
-ForkingPickler.register(torch.Tensor, _reduce)
+def _batches(dataset: Any) -> Any:
+    """The same subsets over the view of batches."""
+    if isinstance(dataset, CachedDataset):
+        return dataset.batches
+    return Subset(_batches(dataset.dataset), dataset.indices)

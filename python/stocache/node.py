@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pwd
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from stocache import _C
 
@@ -26,3 +29,85 @@ def sweep() -> list[str]:
     used it. Other users' caches are never touched.
     """
     return _C.sweep()
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """A cache on this node, as ``stocache ls`` shows it."""
+
+    name: str
+    """What its user calls it."""
+    path: str
+    """Its file in /dev/shm; empty if it has none."""
+    user: str
+    """Whose it is."""
+    kind: str
+    """"slots" (SharedCache), "records" (CachedDataset) or "files" (FileCache's table)."""
+    made_for: str
+    """The class of the dataset, where that is known."""
+    limit_bytes: int
+    """Bytes that it may take."""
+    used_bytes: int
+    """Bytes that it takes now."""
+    samples: int
+    """Samples of its dataset."""
+    filled: int | None
+    """Samples that it holds, where that is known."""
+    state: str
+    """"in use", "in use, kept", "kept" or "left over"; "unused" if another user's."""
+    pids: list[int]
+    """Processes that use it, as far as they can be seen from here."""
+    mine: bool
+    """Whether this user may remove it."""
+    trouble: str
+    """Why it could not be read."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def caches() -> list[CacheInfo]:
+    """Every cache on this node, also those of other users."""
+    return [_info(found) for found in _C.list_caches()]
+
+
+def remove(name: str, force: bool = False) -> list[str]:
+    """Removes the cache of that name; returns the files that went.
+
+    One that is in use is refused with a RuntimeError. With ``force`` its name goes all the same,
+    and the processes that use it go on.
+    """
+    return _C.remove_cache(name, force)
+
+
+def _info(found: dict[str, Any]) -> CacheInfo:
+    mine = found["user"] == os.geteuid()
+    if found["trouble"] and not mine:  # whether it is kept cannot be seen
+        state = "in use" if found["in_use"] else "unused"
+    elif found["in_use"]:
+        state = "in use, kept" if found["keep"] else "in use"
+    else:
+        state = "kept" if found["keep"] else "left over"
+    return CacheInfo(
+        name=found["name"],
+        path=found["path"],
+        user=_user(found["user"]),
+        kind=found["kind"],
+        made_for=found["notes"].partition("\n")[0],
+        limit_bytes=found["limit_bytes"],
+        used_bytes=found["used_bytes"],
+        samples=found["samples"],
+        filled=None if found["filled"] < 0 else found["filled"],
+        state=state,
+        pids=found["pids"],
+        mine=mine,
+        trouble=found["trouble"],
+    )
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

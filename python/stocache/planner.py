@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stocache import _C
+from stocache._dataset.apart import apart
+from stocache._dataset.stats import CachedDatasetStats
 from stocache.sizes import parse_size, show_bytes
 
-_SAMPLES = 16
+SAMPLES = 16  # so many are measured
 _SECONDS = 1.0  # a slow source is not asked for all of them
 # What a cache takes for itself, the index entry of a sample, and the padding of its record.
-_HEAD_BYTES = 80 << 10
-_ENTRY_BYTES = 17
+_HEAD_BYTES = 176 << 10
+_ENTRY_BYTES = 18
 _ALIGN = 16
 
 
@@ -29,15 +35,32 @@ class Plan:
     sampled: int
     """How many samples were measured."""
     smallest: int
-    """Bytes of the smallest of them."""
+    """Bytes of the smallest of them; 0 if only their average is known."""
     largest: int
-    """Bytes of the largest."""
+    """Bytes of the largest; likewise."""
     mean: float
     """Bytes of one on average."""
     load_seconds: float
     """Seconds to load one on average."""
     failed: str | None = None
-    """The sample that could not be loaded, if there was one: none were measured after it."""
+    """The sample that could not be loaded or stored, if there was one: none were measured after
+    it."""
+
+    @classmethod
+    def of(cls, stats: CachedDatasetStats) -> Plan:
+        """What the samples that were stored so far tell."""
+        mean = stats.bytes / max(1, stats.fills)
+        # Where they are all of one size, the padding is known; else it is half, on average.
+        mean = max(_ALIGN, mean + (-mean % _ALIGN if mean.is_integer() else _ALIGN / 2))
+        return cls(
+            dataset_len=stats.dataset_len,
+            memory=stats.data_bytes,
+            sampled=stats.fills,
+            smallest=0,
+            largest=0,
+            mean=mean,
+            load_seconds=stats.load_seconds / max(1, stats.loads),
+        )
 
     @property
     def dataset_bytes(self) -> float:
@@ -60,11 +83,11 @@ class Plan:
                 f"Caching {self.dataset_len} samples in up to {show_bytes(self.memory)}; what fits "
                 f"is not known, because {self.failed or 'no sample was loaded yet'}."
             )
-        sizes = (
-            show_bytes(self.mean)
-            if self.smallest == self.largest
-            else f"{show_bytes(self.smallest)} to {show_bytes(self.largest)}"
-        )
+        sizes = show_bytes(self.mean)
+        if self.smallest == 0:
+            sizes += " on average"
+        elif self.smallest != self.largest:
+            sizes = f"{show_bytes(self.smallest)} to {show_bytes(self.largest)}"
         return (
             f"{self.dataset_len} samples of {sizes} take about {show_bytes(self.dataset_bytes)}; "
             f"the cache has {show_bytes(self.memory)}. "
@@ -78,37 +101,33 @@ class Plan:
 
 
 def plan(dataset: Any, memory: int | float | str = 0.5, allow_pickle: bool = False) -> Plan:
-    """Loads a few samples and says how many fit into ``memory``."""
+    """Loads a few samples, in a process of its own, and says how many fit into ``memory``."""
     length = len(dataset)
     limit = parse_size("memory", memory)
-    memory = max(0, limit - _HEAD_BYTES - length * _ENTRY_BYTES)
-    return measure(dataset, memory, allow_pickle)
+    room = max(0, limit - _HEAD_BYTES - length * _ENTRY_BYTES)
+    made: Plan = apart(lambda: _measure(dataset, room, allow_pickle))
+    return made
 
 
-def measure(
-    dataset: Sequence[Any],
-    memory: int,
-    allow_pickle: bool,
-    keep: Callable[[int, Any, float], None] = lambda index, sample, seconds: None,
-) -> Plan:
-    """The sizes of samples spread over the dataset; each one, and how long it took to load, goes to
-    ``keep``."""
+def _measure(dataset: Sequence[Any], memory: int, allow_pickle: bool) -> Plan:
+    """The sizes of samples spread over the dataset."""
     length = len(dataset)
     sizes: list[int] = []
     failed = None
     began = time.perf_counter()
-    for k in range(min(_SAMPLES, length)):
-        index = k * length // min(_SAMPLES, length)
-        loading = time.perf_counter()
+    for k in range(min(SAMPLES, length)):
+        index = k * length // min(SAMPLES, length)
         try:
             sample = dataset[index]
         except Exception as error:  # whoever asks for this sample is told as well
             lines = str(error).splitlines() or [""]
             failed = f"sample {index} cannot be loaded ({type(error).__name__}: {lines[0]})"
             break
-        took = time.perf_counter() - loading
-        _, record = _C.codec_encode(sample, allow_pickle)
-        keep(index, sample, took)
+        try:
+            _, record = _C.codec_encode(sample, allow_pickle)
+        except Exception as error:
+            failed = f"sample {index} cannot be stored ({str(error).partition(';')[0]})"
+            break
         sizes.append(max(_ALIGN, -(-len(record) // _ALIGN) * _ALIGN))
         if time.perf_counter() - began > _SECONDS:
             break
@@ -123,3 +142,13 @@ def measure(
         load_seconds=seconds,
         failed=failed,
     )
+
+
+def say(line: str, inherited: bool) -> None:
+    """Prints a line. A forked process may have ``inherited`` text in the buffer of its parent, who
+    will print that; and where nobody listens any more, that is no error."""
+    with contextlib.suppress(OSError, ValueError):
+        if inherited and type(sys.stdout) is io.TextIOWrapper:
+            os.write(sys.stdout.fileno(), f"{line}\n".encode())
+        else:
+            print(line, flush=True)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
 
-from stocache import _C, _job, _ops
+from stocache import _C
+from stocache._sharing import job as _job
+from stocache._sharing.change import NOT_OPEN_ELSEWHERE, check_on_change, open_or_clear
+from stocache._sharing.launcher import find_job
+from stocache._torch import ops as _ops
+from stocache.sizes import huge_pages_word
 
 _GIB = 1 << 30
-_NOWHERE = ("", 0, -1)  # no process is known to have it open
 Indices = Sequence[int] | torch.Tensor | Any  # also numpy arrays, which are not imported for this
 
 
@@ -91,15 +94,19 @@ class SharedCache(_C.Cache):
         keep: Leave the cache in /dev/shm when the last process exits, for the next run under the
             same name.
         fingerprint: Any text that says what the data are. A cache made with another is refused.
+        on_change: "clear" removes a cache of this name that was made with another fingerprint or
+            other arguments, if nobody uses it, instead of refusing it.
         verify: "always" keeps a checksum per slot and checks it at every hit; a slot that somebody
             wrote to through a view is then a miss instead of wrong data.
+        huge_pages: True fills the cache with pages of 2 MiB, which cost a process hardly any page
+            tables, and is an error where shared memory gets none; "auto" uses them where it does.
         verbose: Print one line at creation.
 
     A hit is a view, not a copy: editing it in place edits the cache. Clone it first, or use
     ``get_many``, which copies.
     """
 
-    _meeting: _job.Meeting | None = None
+    _rendezvous: _job.Rendezvous | None = None
 
     def __init__(
         self,
@@ -113,7 +120,9 @@ class SharedCache(_C.Cache):
         backing: str = "auto",
         keep: bool = False,
         fingerprint: str = "",
+        on_change: str = "error",
         verify: str = "never",
+        huge_pages: bool | str = False,
         verbose: bool = True,
     ) -> None:
         limit = _number("size_limit_gib", size_limit_gib)
@@ -138,18 +147,26 @@ class SharedCache(_C.Cache):
         ):
             if not isinstance(word, str):
                 raise TypeError(f"{what} is {word!r}; use {allowed}")
-        job = _job.job() if shared and name is None else None
-        meeting = None
+        check_on_change(on_change)
+        pages = huge_pages_word(huge_pages)
+        job = find_job() if shared and name is None else None
+        rendezvous = None
         if job is not None:
             geometry = (limit, length, dims, str(dtype), backing, fingerprint, verify)
-            meeting = _job.Meeting(job, geometry, _caller(self))
-        chosen = name or (meeting.name if meeting else "")
+            rendezvous = _job.Rendezvous(job.name, geometry, _job.caller_of(self))
+        chosen = name or (rendezvous.name if rendezvous else "")
         mark = _C.fingerprint_of(str(fingerprint))
-        self._open(limit, length, dims, dtype, chosen, backing, keep, verify, mark, *_NOWHERE)
-        if meeting is not None and meeting.owner is not None:
-            self._meeting = meeting
-            self._set_unsettled()
-            _job.settle_before_fork(self)
+        open_or_clear(
+            lambda: self._open(
+                limit, length, dims, dtype, chosen, backing, keep, verify, mark, pages,
+                *NOT_OPEN_ELSEWHERE,
+            ),
+            chosen, on_change,
+        )  # fmt: skip
+        if rendezvous is not None and rendezvous.owner is not None:
+            self._rendezvous = rendezvous
+            self._set_provisional()
+            _job.agree_before_fork(self)
         if verbose:
             self._announce(size_limit_gib, backing)
 
@@ -163,8 +180,8 @@ class SharedCache(_C.Cache):
         return cache
 
     def _announce(self, size_limit_gib: float, backing: str) -> None:
-        place, stats = self._whereabouts(), self.stats()
-        if place["opened"] == "joined":
+        location, stats = self._location(), self.stats()
+        if location["opened"] == "joined":
             return  # whoever created it has said so
         capacity, length = stats.capacity, stats.dataset_len
         size = (stats.slot_bytes + 1) * length / _GIB
@@ -174,24 +191,24 @@ class SharedCache(_C.Cache):
             f"({size_limit_gib} GiB). Allocating space to cache "
             + (f"all {capacity} samples." if fits else f"{capacity} / {length} samples.")
         )
-        if place["opened"] == "resumed":
-            line += f" {place['name']!r} was kept: {stats.filled} of them are filled."
-        elif place["backing"] == "memfd" and backing == "auto":
+        if location["opened"] == "resumed":
+            line += f" {location['name']!r} was kept: {stats.filled} of them are filled."
+        elif location["backing"] == "memfd" and backing == "auto":
             line += " /dev/shm has too little room for it, so it lies in memory outside /dev/shm."
         print(line, flush=True)
 
     # Sharing
 
-    def _settle(self) -> None:
-        """Called once before the first use: the dataset is complete now (see _job.py)."""
-        meeting, self._meeting = self._meeting, None
-        if meeting is None:
+    def _agree_on_name(self) -> None:
+        """Called once before the first use: the dataset is complete now (see _sharing/job.py)."""
+        rendezvous, self._rendezvous = self._rendezvous, None
+        if rendezvous is None:
             return
-        name = meeting.settle()
+        name = rendezvous.final_name()
         if self._is_open() and name != self.name:
             arguments = list(self._arguments())
             arguments[4] = name
-            arguments[-3:] = _NOWHERE
+            arguments[-3:] = NOT_OPEN_ELSEWHERE
             self._open(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -200,17 +217,17 @@ class SharedCache(_C.Cache):
     @property
     def name(self) -> str:
         """The name under which other processes can join."""
-        return str(self._whereabouts()["name"])
+        return str(self._location()["name"])
 
     @property
     def path(self) -> str | None:
         """The file in /dev/shm, or None for a memfd."""
-        return self._whereabouts()["path"] or None
+        return self._location()["path"] or None
 
     @property
     def backing(self) -> str:
         """Where the memory is: "shm" or "memfd"."""
-        return str(self._whereabouts()["backing"])
+        return str(self._location()["backing"])
 
     @property
     def handle(self) -> str:
@@ -351,7 +368,7 @@ class SharedCache(_C.Cache):
         return not self._is_open()
 
     def __enter__(self) -> SharedCache:
-        self._whereabouts()  # says so if it is closed
+        self._location()  # says so if it is closed
         return self
 
     def __exit__(
@@ -372,15 +389,7 @@ def _rejoin(kind: type[SharedCache], arguments: tuple[Any, ...]) -> SharedCache:
 
 def _extra_attributes(cache: SharedCache) -> dict[str, Any] | None:
     """What a subclass or a user put on the object."""
-    return {key: value for key, value in vars(cache).items() if key != "_meeting"} or None
-
-
-def _caller(cache: SharedCache) -> FrameType | None:
-    """The frame that constructs the cache: the first one outside its own __init__ methods."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_locals.get("self") is cache:
-        frame = frame.f_back
-    return frame
+    return {key: value for key, value in vars(cache).items() if key != "_rendezvous"} or None
 
 
 def _as_indices(indices: Indices) -> Any:

@@ -1,4 +1,4 @@
-"""Sizes as people write them: bytes, "32GiB", or a fraction of what is free."""
+"""Sizes as people write them: bytes, "32GiB", a fraction of what is free; and of pages."""
 
 from __future__ import annotations
 
@@ -57,6 +57,16 @@ def _slurm() -> list[int]:
     except ValueError:
         pass  # SLURM writes megabytes; what is not a number says nothing
     return [limit for limit in found if limit > 0]  # 0 asks for all of the node
+
+
+def huge_pages_word(huge_pages: object) -> str:
+    """What the native side calls True, False and "auto"."""
+    if isinstance(huge_pages, bool):
+        return "yes" if huge_pages else "no"
+    if huge_pages == "auto":
+        return "auto"
+    wrong = ValueError if isinstance(huge_pages, str) else TypeError
+    raise wrong(f'huge_pages is {huge_pages!r}; use True, False or "auto"')
 
 
 def show_bytes(count: float) -> str:

@@ -13,6 +13,6 @@ fn main() {
     }
     build.compile("stocache_bridge");
     println!("cargo:rerun-if-changed=src/bridge.rs");
-    println!("cargo:rerun-if-changed=../../csrc/tensor.h");
+    println!("cargo:rerun-if-changed=../../csrc/tensor/tensor.h");
     println!("cargo:rerun-if-env-changed=STOCACHE_TORCH_INCLUDE");
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shlex
@@ -80,8 +81,18 @@ def configure(source: Path, build: Path, *definitions: str) -> list[str]:
     ]  # fmt: skip
 
 
-def build_with_cmake(source: Path, build: Path) -> Path:
-    """Configures and builds; a folder that is kept makes the next time quick."""
-    must(*configure(source, build))
-    must(tool("cmake", "pip install cmake"), "--build", build)
+def build_with_cmake(source: Path, name: str, tmp_path_factory) -> Path:
+    """Configures and builds; a folder that is kept makes the next time quick. Of several processes
+    that test at the same time one builds, and the others wait for it."""
+    kept = ROOT / "build"
+    if not COMPLETE:
+        kept = tmp_path_factory.getbasetemp()
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            kept = kept.parent  # that of the whole run
+    kept.mkdir(exist_ok=True)
+    build = kept / name
+    with open(kept / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        must(*configure(source, build))
+        must(tool("cmake", "pip install cmake"), "--build", build)
     return build

@@ -68,9 +68,31 @@ CALL_FAILED = pytest.StashKey[bool]()
 
 
 @pytest.fixture
-def scale(request):
+def scale(request, record_property):
     """scale(quick, full): the count to use in this run."""
-    return lambda quick, full: full if request.config.getoption("--long") else quick
+    long = request.config.getoption("--long")
+
+    def chosen(quick, full):
+        if long and type(full) is int:
+            record_property("count", full)
+        return full if long else quick
+
+    return chosen
+
+
+def pytest_terminal_summary(terminalreporter):
+    """A long run ends with its counts, and leaves them where `make test-long` asks for them."""
+    lines = []
+    for report in terminalreporter.getreports("passed"):
+        counts = [str(n) for name, n in report.user_properties if name == "count"]
+        if counts and report.when == "call":
+            lines.append(f"{report.nodeid.rpartition('/')[2]}: {', '.join(counts)}")
+    if lines:
+        terminalreporter.section("counts")
+        terminalreporter.write("\n".join(lines) + "\n")
+        if path := os.environ.get("STOCACHE_COUNTS"):
+            with open(path, "a") as file:
+                file.write("\n".join(lines) + "\n")
 
 
 # What must not be left behind
@@ -112,7 +134,8 @@ def mount_points() -> set[str]:
 
 
 def own_cgroups() -> set[str]:
-    return set(glob.glob("/sys/fs/cgroup/memory/**/stocache-test-*", recursive=True))
+    mine = f"/sys/fs/cgroup/memory/**/stocache-test-{os.getpid()}-*"
+    return set(glob.glob(mine, recursive=True))
 
 
 def held_by_strangers(path: str) -> bool:

@@ -11,14 +11,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from building import COMPLETE, ROOT, build_with_cmake
+from building import ROOT, build_with_cmake
 
 
 @pytest.fixture(scope="session")
 def probe_program(tmp_path_factory) -> Path:
     """The probe. Its build folder is kept, so that only a change is compiled again."""
-    build = ROOT / "build" / "tests-cpp" if COMPLETE else tmp_path_factory.mktemp("tests-cpp")
-    return build_with_cmake(ROOT / "tests" / "cpp", build) / "probe"
+    return build_with_cmake(ROOT / "tests" / "cpp", "tests-cpp", tmp_path_factory) / "probe"
 
 
 def without_python() -> dict[str, str]:

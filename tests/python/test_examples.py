@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from building import COMPLETE, ROOT, build_with_cmake, must, run
+from building import ROOT, build_with_cmake, must, run
 
 EXAMPLES = ROOT / "examples"
 
@@ -15,8 +15,7 @@ EXAMPLES = ROOT / "examples"
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory) -> Path:
     """All examples, built as `make demo-cpp` builds them."""
-    build = ROOT / "build" / "examples" if COMPLETE else tmp_path_factory.mktemp("examples")
-    return build_with_cmake(EXAMPLES, build)
+    return build_with_cmake(EXAMPLES, "examples", tmp_path_factory)
 
 
 def test_the_trainer_gets_the_same_losses_with_the_cache(programs):

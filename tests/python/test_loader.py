@@ -25,6 +25,7 @@ from torch.utils.data import (
     ConcatDataset,
     DataLoader,
     RandomSampler,
+    SequentialSampler,
     StackDataset,
     Subset,
     WeightedRandomSampler,
@@ -46,6 +47,19 @@ def filled(cached, log):
         return dataset, source
 
     return make
+
+
+def stock(dataset, size, shuffle=False, **options):
+    """torch's DataLoader over the view of batches, which workers gather natively."""
+    order = (RandomSampler if shuffle else SequentialSampler)(dataset)
+    batches = BatchSampler(order, size, drop_last=False)
+    view = dataset.batches
+    return DataLoader(view, sampler=batches, batch_size=None, collate_fn=as_it_is, **options)
+
+
+def as_it_is(batch):
+    """In the place of torch's default_convert, which makes lists of tuples."""
+    return batch
 
 
 def check(batch, expected=None):
@@ -132,6 +146,7 @@ def test_batches_are_those_of_default_collate(cached, kind):
         lambda: list(stocache.DataLoader(dataset, 4)),
         lambda: list(DataLoader(Subset(dataset, range(6)), 4, collate_fn=stocache.collate)),
         lambda: list(DataLoader(dataset, 4)),
+        lambda: list(stock(dataset, 4)),
     ):
         for _ in range(2):
             got = outcome(make)
@@ -151,13 +166,7 @@ def test_batches_of_workers_are_those_of_default_collate(cached):
     every = [sample for kind in kinds for sample in {**SAMPLES, **MIXED}[kind]]
     dataset = cached(Fixed(every))
     for context in ("fork", "fork", "spawn"):
-        loader = DataLoader(
-            dataset,
-            6,
-            num_workers=2,
-            collate_fn=stocache.collate,
-            multiprocessing_context=context,
-        )
+        loader = stock(dataset, 6, num_workers=2, multiprocessing_context=context)
         for kind, batch in zip(kinds, loader, strict=True):
             assert same(batch, default_collate({**SAMPLES, **MIXED}[kind])), kind
     assert dataset.stats().loads == len(every)
@@ -229,9 +238,7 @@ def test_batches_that_are_held_are_never_overwritten(filled, how):
             loader = stocache.DataLoader(dataset, 4, shuffle=True)
         else:
             workers = 1 if how == "worker" else 0
-            loader = DataLoader(
-                dataset, 4, shuffle=True, num_workers=workers, collate_fn=stocache.collate
-            )
+            loader = stock(dataset, 4, shuffle=True, num_workers=workers)
         for turn, batch in enumerate(loader):
             # some are held as tensors, some through numpy or a view only, most are dropped
             kind = random.choice(["batch", "numpy", "view", "drop", "drop", "edit"])
@@ -257,8 +264,8 @@ def test_batches_that_are_held_are_never_overwritten(filled, how):
 
 def test_all_batches_of_an_epoch_may_be_held(filled):
     dataset, source = filled(200, 2048)
-    for kind in (DataLoader, stocache.DataLoader):
-        loader = kind(dataset, 2, num_workers=2, collate_fn=stocache.collate)
+    for kind in (stock, stocache.DataLoader):
+        loader = kind(dataset, 2, num_workers=2)
         batches = list(loader)
         for n, batch in enumerate(batches):
             check(batch, [2 * n, 2 * n + 1])
@@ -272,7 +279,7 @@ def test_memory_that_is_not_held_is_used_again(filled):
     # the control of the tests above: without reuse they would prove nothing
     dataset, _ = filled(48, WORDS)
     places = Counter()
-    for batch in DataLoader(dataset, 4, collate_fn=stocache.collate):
+    for batch in stock(dataset, 4):
         places[batch[1].data_ptr()] += 1
         del batch
     assert len(places) < 12, "every batch had fresh memory"
@@ -280,10 +287,10 @@ def test_memory_that_is_not_held_is_used_again(filled):
 
 def test_a_batch_of_a_worker_outlives_its_worker(filled):
     dataset, _ = filled(16, WORDS)
-    batches = list(DataLoader(dataset, 4, num_workers=2, collate_fn=stocache.collate))
+    batches = list(stock(dataset, 4, num_workers=2))
     gc.collect()
     # the workers are gone, and others reuse what is free
-    again = list(DataLoader(dataset, 4, num_workers=2, collate_fn=stocache.collate))
+    again = list(stock(dataset, 4, num_workers=2))
     for held in (batches, again):
         for n, batch in enumerate(held):
             check(batch, range(4 * n, 4 * n + 4))
@@ -480,7 +487,7 @@ def broken_epoch(dataset, sign, words) -> None:
     """An epoch in which a worker is killed, in a process of its own: torch raises wherever this
     process just is."""
     sys.stderr = open(words, "w")  # noqa: SIM115
-    loader = DataLoader(dataset, 2, num_workers=2, collate_fn=stocache.collate)
+    loader = stock(dataset, 2, num_workers=2)
     iterator = iter(loader)
     for turn, (indices, rows) in enumerate(iterator):
         for idx, row in zip(indices.tolist(), rows, strict=True):
@@ -506,7 +513,7 @@ def test_the_death_of_a_worker_is_torchs_own_error_and_no_hang(filled, tmp_path,
         assert not hangs or text, "the epoch hangs"
         assert trainer.exitcode != WRONG and trainer.exitcode != 0, trainer.exitcode
         assert any(word in text for word in ("DataLoader worker", "gone", "Connection")), text
-    for n, batch in enumerate(DataLoader(dataset, 4, num_workers=2, collate_fn=stocache.collate)):
+    for n, batch in enumerate(stock(dataset, 4, num_workers=2)):
         check(batch, range(4 * n, 4 * n + 4))
     assert source.once_each()
     for file in Path("/dev/shm").glob("torch_*"):
@@ -599,7 +606,7 @@ def there_and_back():
 
 
 def worker_batch(dataset, size=4):
-    batch = next(iter(DataLoader(dataset, size, num_workers=1, collate_fn=stocache.collate)))
+    batch = next(iter(stock(dataset, size, num_workers=1)))
     assert _C.batch_ticket(torch.ones(5)) is None, "torch's own"
     return batch
 
@@ -678,9 +685,7 @@ def test_a_batch_in_a_message_of_its_own_process(filled):
 
 def test_a_held_batch_survives_forks_on_both_sides(filled):
     dataset, _ = filled(48, WORDS)
-    loader = DataLoader(
-        dataset, 4, num_workers=1, collate_fn=stocache.collate, persistent_workers=True
-    )
+    loader = stock(dataset, 4, num_workers=1, persistent_workers=True)
     wrongs = FORK.Value("i", 0)
 
     def look(batches):
@@ -750,9 +755,7 @@ def test_when_the_workers_end_only_batches_that_are_held_keep_memory(cached, log
 
 def test_released_batches_do_not_pile_up(filled):
     dataset, _ = filled(64, WORDS)
-    loader = DataLoader(
-        dataset, 4, num_workers=1, collate_fn=stocache.collate, persistent_workers=True
-    )
+    loader = stock(dataset, 4, num_workers=1, persistent_workers=True)
 
     counts = []
     for _ in range(4):

@@ -133,7 +133,7 @@ def test_another_magic_number_is_refused(kept):
     assert "magic" in kept.refused()
 
 
-@pytest.mark.parametrize("version", [0, 2, 255, 2**32 - 1])
+@pytest.mark.parametrize("version", [0, 1, 255, 2**32 - 1])
 def test_another_format_version_is_refused(kept, version):
     kept.reset(kept.good[:8] + version.to_bytes(4, "little") + kept.good[12:])
     message = kept.refused()
@@ -336,7 +336,8 @@ def test_verify_always_turns_any_flipped_bit_of_the_file_into_a_miss(unique_name
             damaged = bytearray(good)
             # half of the flips in the samples, half in the states and checksums before them
             data = len(good) - 8 * 64 * 8
-            low, high = (data, len(good)) if rng.random() < 0.5 else (12288, data)
+            states = int.from_bytes(good[192:200], "little")
+            low, high = (data, len(good)) if rng.random() < 0.5 else (states, data)
             damaged[rng.randrange(low, high)] ^= 1 << rng.randrange(8)
             path.write_bytes(damaged)
             with reopen() as cache:

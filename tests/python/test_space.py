@@ -396,7 +396,7 @@ def test_a_cache_beyond_the_memory_cgroup_is_refused_instead_of_killed(cgroup, i
     message = in_child(ask)
     assert message is not None, "128 MiB were promised in a cgroup of 64 MiB"
     assert "\n" not in message and "128.0" in message and "cgroup" in message
-    assert "lower the limit to at most" in message
+    assert "lower size_limit_gib to at most" in message
     assert oom_kills(group) == before
 
 

@@ -40,7 +40,11 @@ impl Disks {
         Ok(disks)
     }
 
-    fn total(&self) -> u64 {
+    pub fn count(&self) -> usize {
+        self.sizes.len()
+    }
+
+    pub fn total(&self) -> u64 {
         self.sizes.iter().sum::<usize>() as u64
     }
 
@@ -76,7 +80,7 @@ impl Disks {
         (0..self.sizes.len()).map(|i| (i, folder.join("files").join(name(i)))).collect()
     }
 
-    fn parts(&self) -> Vec<PathBuf> {
+    pub fn parts(&self) -> Vec<PathBuf> {
         let parts = self.folder().and_then(|folder| std::fs::read_dir(folder.join("parts")).ok());
         parts.into_iter().flatten().flatten().map(|entry| entry.path()).collect()
     }
@@ -89,7 +93,7 @@ impl Disks {
     }
 
     /// Whether the file at `path` is file `i`, whole; an error if it is not there.
-    fn check(&self, i: usize, path: &Path) -> std::io::Result<bool> {
+    pub fn check(&self, i: usize, path: &Path) -> std::io::Result<bool> {
         use std::io::Read;
         let mut file = std::fs::File::open(path)?;
         let mut bytes = Vec::with_capacity(self.sizes[i]);
@@ -121,7 +125,7 @@ fn content(i: usize, size: usize) -> Vec<u8> {
 }
 
 /// From nothing to some MB, most of them small.
-fn sizes(count: usize, random: &mut Random) -> Vec<usize> {
+pub fn sizes(count: usize, random: &mut Random) -> Vec<usize> {
     let size = |i: usize, random: &mut Random| match i % 8 {
         0 => i % 3,
         1 => 500_000 + random.below(1_500_000) as usize,
@@ -130,13 +134,13 @@ fn sizes(count: usize, random: &mut Random) -> Vec<usize> {
     (0..count).map(|i| size(i, random)).collect()
 }
 
-fn path_of(served: &Served) -> &Path {
+pub fn path_of(served: &Served) -> &Path {
     let (Served::Copy(path) | Served::Source(path)) = served;
     Path::new(std::ffi::OsStr::from_bytes(path))
 }
 
 /// As a dataset does: the quick way, then the other one.
-fn ask(cache: &FileCache, i: usize) -> Result<Served, String> {
+pub fn ask(cache: &FileCache, i: usize) -> Result<Served, String> {
     match cache.hit(name(i).as_bytes()) {
         Some(path) => Ok(Served::Copy(path)),
         None => cache.fetch(name(i).as_bytes()).map_err(|error| error.to_string()),

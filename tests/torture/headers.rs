@@ -2,7 +2,7 @@
 
 use crate::{Run, Verdict};
 use stocache::Geometry;
-use stocache::layout::{HEADER_BYTES, Header};
+use stocache::segment::layout::{HEADER_BYTES, Header};
 
 /// Flips a few bits at a time; `count` headers.
 pub fn mutated(run: &mut Run) -> Verdict {

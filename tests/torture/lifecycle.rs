@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use stocache::{Backing, Cache, Join, Load, Opened, Request, Store};
+use stocache::{Backing, Cache, Join, Load, Opened, Request, Stored};
 
 const CYCLES: usize = 0;
 const REMOVED: usize = 1;
@@ -16,13 +16,13 @@ const FAILED: usize = 2;
 /// Whether the cache's name still leads to its own segment.
 fn named(cache: &Cache) -> bool {
     let path = cache.segment().path().expect("a file in /dev/shm");
-    let fd = cache.segment().whereabouts().fd;
+    let fd = cache.segment().location().fd;
     let ours = std::fs::metadata(format!("/proc/self/fd/{fd}")).map(|m| m.ino());
     matches!((std::fs::metadata(path), ours), (Ok(named), Ok(ours)) if named.ino() == ours)
 }
 
 /// Attach and detach under kills: while one process is attached, the name never goes; when all
-/// are dead, at most the one object per name is left, and a sweep removes it.
+/// are dead, at most the one object per name is left, and `remove_leftovers` does so.
 pub fn cycles(run: &mut Run) -> Verdict {
     const CHILDREN: usize = 4;
     own_shm();
@@ -59,11 +59,11 @@ pub fn cycles(run: &mut Run) -> Verdict {
     drop(children);
     let left = || left(&unique("cycles")).len();
     let leftovers = left();
-    stocache::sweep();
+    stocache::remove_leftovers();
     let line = format!("{} cycles, {killed} kills, {leftovers} leftovers", tally.get(CYCLES));
     match (tally.get(REMOVED), tally.get(FAILED)) {
         _ if leftovers > names.len() => Err(format!("more than one leftover per name: {line}")),
-        _ if left() > 0 => Err(format!("{} leftovers survived the sweep: {line}", left())),
+        _ if left() > 0 => Err(format!("{} leftovers survived: {line}", left())),
         (0, 0) => Ok(line),
         (removed, failed) => {
             Err(format!("{removed} live segments lost their name, {failed} opens failed: {line}"))
@@ -187,7 +187,7 @@ fn own_without_a_name(wanted: &Request, mut tell: PipeWriter, mut wait: PipeRead
     let (cache, _) = open(wanted).expect("a cache");
     assert!(keeps(&cache, 0));
     std::fs::remove_file(cache.segment().path().expect("a name")).expect("it can be removed");
-    let here = cache.segment().whereabouts();
+    let here = cache.segment().location();
     for part in [&here.instance.to_ne_bytes()[..], &here.pid.to_ne_bytes(), &here.fd.to_ne_bytes()]
     {
         tell.write_all(part).expect("a pipe");
@@ -198,7 +198,7 @@ fn own_without_a_name(wanted: &Request, mut tell: PipeWriter, mut wait: PipeRead
 }
 
 fn keeps(cache: &Cache, i: i64) -> bool {
-    cache.store(i, &[i as u8 + 1; 4096], false).is_ok_and(|stored| stored == Store::Stored)
+    cache.store(i, &[i as u8 + 1; 4096], false).is_ok_and(|stored| stored == Stored::Done)
         && holds(cache, i)
 }
 
@@ -223,7 +223,7 @@ pub fn fork_then_detach(run: &mut Run) -> Verdict {
             // SAFETY: waits for the parent to have detached, then answers.
             unsafe { libc::read(go[0], byte.as_mut_ptr().cast(), 1) };
             let alive = named(shared)
-                && shared.store(3, &[7; 4096], false).is_ok_and(|stored| stored == Store::Stored)
+                && shared.store(3, &[7; 4096], false).is_ok_and(|stored| stored == Stored::Done)
                 && matches!(shared.load(3), Load::Hit(_));
             byte[0] = u8::from(alive);
             // SAFETY: one byte to an open pipe.
@@ -245,7 +245,7 @@ pub fn fork_then_detach(run: &mut Run) -> Verdict {
                 "round {round}: the child lost its segment when its parent detached"
             ));
         }
-        stocache::sweep();
+        stocache::remove_leftovers();
     }
     Ok(format!("{} children kept their segment", run.count))
 }
@@ -272,7 +272,7 @@ pub fn forks_while_threads_run(run: &mut Run) -> Verdict {
             let child = Child::fork(move || {
                 let i = (random % 64) as i64;
                 let stored = shared.store(i, &[i as u8; 4096], true).expect("a store in a child");
-                assert!(matches!(stored, Store::Stored | Store::Lost));
+                assert!(matches!(stored, Stored::Done | Stored::Lost));
                 let (side, _) = Cache::open(&request(&format!("{}-child", unique("side")), 4, 64))
                     .expect("an open in a child");
                 side.store(0, &[1; 64], true).expect("a store in a child's own cache");
@@ -288,7 +288,7 @@ pub fn forks_while_threads_run(run: &mut Run) -> Verdict {
         outcome
     })?;
     // Children end without destructors, as DataLoader workers do: what they opened is a leftover.
-    stocache::sweep();
+    stocache::remove_leftovers();
     Ok(format!("{} children worked", run.count))
 }
 
@@ -325,6 +325,38 @@ pub fn fork_during_first_use(run: &mut Run) -> Verdict {
             ));
         }
     }
-    stocache::sweep();
+    stocache::remove_leftovers();
     Ok(format!("{} first uses", run.count))
+}
+
+/// Processes that make a memfd of one name at the same moment share one.
+pub fn memfd_race(run: &mut Run) -> Verdict {
+    const RANKS: usize = 4;
+    for round in 0..run.count {
+        let name = format!("{}-{round}", unique("race"));
+        let wanted = Request { backing: Backing::Memfd, ..request(&name, 8, 4096) };
+        let (mut told, mut tell) = std::io::pipe().map_err(|error| error.to_string())?;
+        let ranks: Vec<Child> = (0..RANKS)
+            .map(|_| {
+                Child::fork(|| {
+                    let (cache, _) = open(&wanted).expect("a cache");
+                    let instance = cache.segment().header().instance;
+                    tell.write_all(&instance.to_ne_bytes()).expect("a pipe");
+                    loop {
+                        std::thread::park(); // until it is killed
+                    }
+                })
+            })
+            .collect();
+        let mut instances = std::collections::BTreeSet::new();
+        for _ in &ranks {
+            let mut instance = [0; 16];
+            told.read_exact(&mut instance).map_err(|error| error.to_string())?;
+            instances.insert(instance);
+        }
+        if instances.len() != 1 {
+            return Err(format!("round {round}: {} caches of one name", instances.len()));
+        }
+    }
+    Ok(format!("{} times, {RANKS} processes had one cache", run.count))
 }

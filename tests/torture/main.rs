@@ -5,9 +5,11 @@
 //! with one rule broken: there it must exit with something else than 0.
 
 mod files;
+mod files_against;
 mod full;
 mod headers;
 mod lifecycle;
+mod locks;
 mod private;
 mod processes;
 mod records;
@@ -41,13 +43,18 @@ fn main() -> ExitCode {
         "tear-views" => tear::views,
         "takeover" => writers::takeover,
         "stopped" => writers::stopped,
+        "many-writers" => writers::many,
         "lifecycle" => lifecycle::cycles,
         "leftovers" => lifecycle::leftovers,
         "name-removed" => lifecycle::name_removed,
         "fork-detach" => lifecycle::fork_then_detach,
         "forks" => lifecycle::forks_while_threads_run,
+        "memfd-race" => lifecycle::memfd_race,
+        "orphaned" => locks::orphaned,
+        "parent-first" => locks::parent_first,
+        "kept-views" => locks::kept_views,
         "first-use" => lifecycle::fork_during_first_use,
-        "records" => records::stable,
+        "records" => records::frozen,
         "records-lru" => records::recycled,
         "files-killed" => files::killed,
         "files-once" => files::once,
@@ -56,15 +63,19 @@ fn main() -> ExitCode {
         "files-stopped" => files::stopped,
         "files-forks" => files::forks,
         "files-unreadable" => files::unreadable,
+        "files-against" => files_against::all,
+        "files-two-tables" => files_against::two_tables,
+        "files-many" => files_against::many,
         "umasks" => private::umasks,
         "headers" => headers::mutated,
         "full" => full::mount,
+        "full-huge" => full::mount_of_huge_pages,
         _ => {
             eprintln!(
-                "usage: torture tear-copies|tear-views|takeover|stopped|lifecycle|leftovers|name-removed|\
-                 fork-detach|forks|first-use|records|records-lru|\
+                "usage: torture tear-copies|tear-views|takeover|stopped|many-writers|lifecycle|leftovers|name-removed|\
+                 fork-detach|forks|first-use|memfd-race|orphaned|parent-first|kept-views|records|records-lru|\
                  files-killed|files-once|files-evicted|files-dead|files-stopped|files-forks|\
-                 files-unreadable|umasks|headers|full \
+                 files-unreadable|files-against|files-two-tables|files-many|umasks|headers|full|full-huge \
                  [--count N] [--seed S]"
             );
             return ExitCode::from(2);
@@ -74,6 +85,7 @@ fn main() -> ExitCode {
     match promise(&mut run) {
         Ok(line) => {
             println!("{what}: held; {line}");
+            note(&format!("{what}: {line}\n"));
             ExitCode::SUCCESS
         }
         Err(line) => {
@@ -81,4 +93,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Keeps what was counted for the end of a long run (`make test-long`), which asks for it.
+fn note(line: &str) {
+    use std::io::Write;
+    let Some(path) = std::env::var_os("STOCACHE_COUNTS") else { return };
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    file.and_then(|mut file| file.write_all(line.as_bytes())).expect("counts can be noted");
 }

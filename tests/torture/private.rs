@@ -42,7 +42,7 @@ fn segments() -> Result<Vec<Rights>, String> {
     let of = |backing| {
         let wanted = Request { backing, ..request(&unique("private"), 8, 4096) };
         let (cache, _) = open(&wanted)?;
-        look(Path::new(&format!("/proc/self/fd/{}", cache.segment().whereabouts().fd)))
+        look(Path::new(&format!("/proc/self/fd/{}", cache.segment().location().fd)))
     };
     Ok(vec![of(Backing::Shm)?, of(Backing::Memfd)?])
 }
@@ -55,7 +55,7 @@ fn copies(disks: &Disks) -> Result<Vec<Rights>, String> {
             other => return Err(format!("no copy of file {i}: {other:?}")),
         }
     }
-    let mut found = vec![look(cache.folder())?];
+    let mut found = vec![look(cache.path())?];
     let mut next = 0;
     while next < found.len() {
         let (at, _, is_folder) = &found[next];

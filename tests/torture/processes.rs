@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use stocache::segment::Segment;
+use stocache::segment::claim::{SET, State, is_claimed};
 use stocache::{Backing, Cache, Geometry, Opened, Request};
 
 /// A small generator that needs nothing; every run prints its seed.
@@ -137,7 +139,7 @@ impl Drop for Child {
     }
 }
 
-/// Where permitted, a /dev/shm of this process's own. Other programs sweep too, and what one of them
+/// Where permitted, a /dev/shm of this process's own. Other programs remove leftovers too, and what one of them
 /// is just removing cannot be removed by us.
 pub fn own_shm() {
     let (none, root, shm, tmpfs) = (c"none", c"/", c"/dev/shm", c"tmpfs");
@@ -149,7 +151,7 @@ pub fn own_shm() {
             && libc::mount(none.as_ptr(), root.as_ptr(), nothing.cast(), private, nothing) == 0
             && libc::mount(tmpfs.as_ptr(), shm.as_ptr(), tmpfs.as_ptr(), 0, nothing) == 0;
         if !alone {
-            eprintln!("in the /dev/shm of all: a sweep of another program may look like a failure");
+            eprintln!("in the /dev/shm of all: another program may look like a failure");
         }
     }
 }
@@ -165,6 +167,7 @@ pub fn request(name: &str, len: u64, bytes: u64) -> Request {
         keep: false,
         backing: Backing::Shm,
         private: false,
+        huge_pages: stocache::HugePages::No,
         join: None,
     }
 }
@@ -178,20 +181,23 @@ pub fn open(request: &Request) -> Result<(Arc<Cache>, Opened), String> {
     Cache::open(request).map_err(|error| format!("open failed: {error}"))
 }
 
-/// The state byte of a slot, as it is.
-pub fn state(cache: &Cache, i: u64) -> u8 {
-    let at = cache.layout().states_at + i;
+/// The state of sample `i`, as it is.
+pub fn state(segment: &Segment, i: u64) -> State {
+    const STATES_AT: usize = 192; // the offset of the states, in the header
+    let mapping = segment.mapping();
     // SAFETY: in bounds (`at`), and bytes of the mapping may always be read.
-    unsafe { cache.segment().mapping().at(at as usize, 1).as_ptr().read_volatile() }
+    let states = unsafe { mapping.at(STATES_AT, 8).cast::<u64>().as_ptr().read() };
+    // SAFETY: as above.
+    unsafe { mapping.at((states + 2 * i) as usize, 2).cast::<State>().as_ptr().read_volatile() }
 }
 
 /// Waits until slot `i` is being written, or was written before we could look (false).
 pub fn being_written(cache: &Cache, i: u64) -> Result<bool, String> {
     let began = Instant::now();
     loop {
-        match state(cache, i) {
-            stocache::slot::SET => return Ok(false),
-            stocache::slot::FIRST_LEASE.. => return Ok(true),
+        match state(cache.segment(), i) {
+            SET => return Ok(false),
+            claimed if is_claimed(claimed) => return Ok(true),
             _ if began.elapsed() > Duration::from_secs(60) => {
                 return Err("no writer claims the slot".into());
             }

@@ -1,15 +1,17 @@
 //! P1, P2 and P16 for records: no torn or foreign record, nothing stuck, never more than the budget.
 //!
+//! Processes read, load, give up, clear, look, fork, close and open again, each against each other,
+//! and are killed at any time. A cleared sample comes back with other bytes.
+//!
 //! Every record is one word repeated, with the sample's index in its upper half and, in its first
 //! word, its length, so that mixtures, foreign records and wrong lengths are all seen.
 
-use crate::processes::{Random, Tally, request, unique};
+use crate::processes::{Child, Random, Tally, request, unique};
 use crate::tear::{FILLS, READS, TORN, kill};
 use crate::{Run, Verdict};
 use std::io::IoSlice;
-use std::sync::Arc;
 use std::time::Duration;
-use stocache::{Begin, Filled, Plan, RecordStore, Request, Room};
+use stocache::{Claim, Plan, Put, RecordStore, Request, Room};
 
 const SAMPLES: u64 = 400;
 const LONGEST: u64 = 8 << 10;
@@ -26,10 +28,10 @@ fn whole(index: u64, bytes: &[u8]) -> bool {
     len == bytes.len() as u64 && first >> 32 == index && words.all(|word| word == first)
 }
 
-fn store(what: &str, limit: u64, recycle: bool) -> Result<Arc<RecordStore>, String> {
+/// A request for a store of 400 samples.
+pub fn store_of(what: &str, limit: u64, recycle: bool) -> Result<Request, String> {
     let plan = Plan::Records(Room::plan(limit, SAMPLES, recycle).map_err(|e| e.to_string())?);
-    let request = Request { plan, ..request(&unique(what), 1, 1) };
-    RecordStore::open(&request).map(|(store, _)| store).map_err(|e| format!("open failed: {e}"))
+    Ok(Request { plan, ..request(&unique(what), 1, 1) })
 }
 
 /// Loads a sample as a dataset would: looks, and if it is not there makes it, alone.
@@ -46,7 +48,7 @@ fn visit(store: &RecordStore, random: &mut Random, tally: &Tally) {
         return tally.add(if right { READS } else { TORN });
     }
     match store.begin(i) {
-        Begin::Mine => {
+        Claim::LoadAndStore => {
             if random.below(16) == 0 {
                 std::thread::sleep(Duration::from_micros(random.below(300)));
             }
@@ -56,74 +58,113 @@ fn visit(store: &RecordStore, random: &mut Random, tally: &Tally) {
             let bytes = record(i as u64, random.next(), 16 + random.below(LONGEST / 8) * 8);
             let (head, tail) = bytes.split_at(random.below(bytes.len() as u64) as usize);
             let parts = [IoSlice::new(head), IoSlice::new(tail)];
-            if matches!(store.fill(i, (i % 7) as u16, &parts), Ok(Filled::Stored)) {
+            if matches!(store.fill(i, (i % 7) as u16, &parts), Ok(Put::Stored)) {
                 tally.add(FILLS);
             }
         }
-        Begin::Busy => store.wait(i, Duration::from_millis(5)),
-        Begin::Present | Begin::Refused => {}
+        Claim::LoadingElsewhere => store.wait(i, Duration::from_millis(5)),
+        Claim::Present | Claim::LoadOnly => {}
     }
 }
 
-/// After all writers died, every sample can be stored or is there; and the budget was kept.
-fn all_usable(store: &RecordStore) -> Result<(), String> {
-    for i in 0..SAMPLES as usize {
-        if store.find(i).is_none() {
-            match store.begin(i) {
-                Begin::Mine => store.abandon(i),
-                other => {
-                    return Err(format!("sample {i} is stuck after all writers died: {other:?}"));
+/// What a process may do to a store, at random, for ever.
+fn work(wanted: &Request, mut random: Random, tally: &Tally) {
+    let open = || match RecordStore::open(wanted) {
+        Ok((store, _)) => Some(store),
+        Err(error) => {
+            // Its last user is just closing it, or somebody makes it.
+            eprintln!("opened later: {error}");
+            None
+        }
+    };
+    let mut opened = open();
+    loop {
+        let Some(store) = opened.clone() else {
+            opened = open();
+            continue;
+        };
+        match random.below(2048) {
+            0..4 => drop(store.clear()),
+            4..6 => {
+                drop(store);
+                drop(opened);
+                opened = open();
+            }
+            6 => {
+                let mut theirs = Random::new(random.next());
+                let child = Child::fork(|| (0..50).for_each(|_| visit(&store, &mut theirs, tally)));
+                if child.wait() != 0 {
+                    tally.add(TORN);
                 }
             }
+            7..12 => {
+                let stats = store.stats();
+                if stats.filled > SAMPLES || stats.used_bytes > stats.data_bytes {
+                    eprintln!("impossible: {stats:?}");
+                    tally.add(TORN);
+                }
+            }
+            12..16 => {
+                let schema = vec![b's'; 1 + random.below(6) as usize];
+                let known = store.intern(&schema).and_then(|number| store.schema(number));
+                if known.is_some_and(|known| known != schema) {
+                    tally.add(TORN);
+                }
+            }
+            _ => visit(&store, &mut random, tally),
         }
     }
+}
+
+/// After all writers died, every sample can be stored or is there, those that are there were counted,
+/// and the budget was kept.
+fn all_usable(store: &RecordStore) -> Result<(), String> {
+    let there = (0..SAMPLES as usize).filter(|&i| store.find(i).is_some()).count() as u64;
     let stats = store.stats();
+    if stats.filled != there {
+        return Err(format!("{there} samples are there, {} were counted", stats.filled));
+    }
     if stats.used_bytes > stats.data_bytes {
         return Err(format!("{} of {} bytes are used", stats.used_bytes, stats.data_bytes));
+    }
+    for i in 0..SAMPLES as usize {
+        match store.begin(i) {
+            Claim::LoadAndStore => store.abandon(i),
+            Claim::Present => {}
+            other => {
+                return Err(format!("sample {i} is stuck after all writers died: {other:?}"));
+            }
+        }
     }
     Ok(())
 }
 
-/// Regions are recycled all the time.
-pub fn recycled(run: &mut Run) -> Verdict {
-    let store = store("records-lru", 1 << 20, true)?;
+fn torture(run: &mut Run, what: &str, limit: u64, recycle: bool) -> Verdict {
+    let wanted = store_of(what, limit, recycle)?;
+    let wanted = &Request { keep: true, ..wanted };
     let tally = Tally::new();
-    let (shared, counts) = (&store, &tally);
-    kill(run, &tally, move |mut random| {
-        loop {
-            if random.below(4096) == 0 {
-                drop(shared.clear());
-            }
-            visit(shared, &mut random, counts);
+    let counts = &tally;
+    let verdict = kill(run, &tally, move |random| work(wanted, random, counts)).and_then(|()| {
+        let (store, _) = RecordStore::open(wanted).map_err(|error| error.to_string())?;
+        all_usable(&store)?;
+        match store.stats().evicted {
+            0 if recycle => Err("nothing was ever evicted: the torture tests nothing".into()),
+            evicted => Ok(format!("no torn record, no stuck sample, {evicted} evicted")),
         }
-    })?;
-    all_usable(&store)?;
-    let stats = store.stats();
-    if stats.evicted == 0 {
-        return Err("nothing was ever evicted: the torture tests nothing".into());
+    });
+    // Kept, so that it outlives those who close it; no longer needed.
+    if let Some(path) = RecordStore::open(wanted).ok().and_then(|(s, _)| s.segment().path()) {
+        drop(std::fs::remove_file(path));
     }
-    Ok(format!("no torn record, no stuck sample, {} evicted", stats.evicted))
+    verdict
 }
 
-/// Records stay. A new store whenever one is full.
-pub fn stable(run: &mut Run) -> Verdict {
-    const KILLS_PER_STORE: u64 = 20;
-    let mut left = run.count;
-    let tally = Tally::new();
-    let mut round = 0;
-    while left > 0 {
-        let store = store(&format!("records-{round}"), 3 << 20, false)?;
-        let (shared, counts) = (&store, &tally);
-        let mut part =
-            Run { count: left.min(KILLS_PER_STORE), random: Random::new(run.random.next()) };
-        kill(&mut part, &tally, move |mut random| {
-            loop {
-                visit(shared, &mut random, counts);
-            }
-        })?;
-        all_usable(&store)?;
-        left -= part.count;
-        round += 1;
-    }
-    Ok(format!("{} verified records over {round} stores", tally.get(READS)))
+/// Regions are recycled all the time.
+pub fn recycled(run: &mut Run) -> Verdict {
+    torture(run, "records-lru", 1 << 20, true)
+}
+
+/// Records stay until somebody clears.
+pub fn frozen(run: &mut Run) -> Verdict {
+    torture(run, "records", 3 << 20, false)
 }

@@ -6,7 +6,7 @@
 use crate::processes::{Child, Random, Tally, open, request, unique};
 use crate::{Run, Verdict};
 use std::time::Duration;
-use stocache::{Cache, Load, Store};
+use stocache::{Cache, Load, Stored};
 
 pub const READS: usize = 0;
 pub const TORN: usize = 1;
@@ -64,7 +64,7 @@ fn all_usable(cache: &Cache, slots: u64, bytes: usize) -> Result<(), String> {
     for i in 0..slots {
         let stored =
             cache.store(i as i64, &value(i, 1, bytes), true).map_err(|error| error.to_string())?;
-        if stored != Store::Stored {
+        if stored != Stored::Done {
             return Err(format!("slot {i} is stuck after all writers died: {stored:?}"));
         }
     }
@@ -86,7 +86,7 @@ pub fn copies(run: &mut Run) -> Verdict {
                 0 => drop(shared.clear()),
                 1..8 => {
                     let done = shared.store(i as i64, &value(i, random.next(), BYTES), true);
-                    if done.is_ok_and(|done| done == Store::Stored) {
+                    if done.is_ok_and(|done| done == Stored::Done) {
                         counts.add(FILLS);
                     }
                 }
@@ -133,7 +133,7 @@ pub fn views(run: &mut Run) -> Verdict {
                     // Rarely, so that caches stay unfilled long enough for kills to meet writers.
                     _ if random.below(8) == 0 => {
                         let done = shared.store(i as i64, &value(i, random.next(), BYTES), false);
-                        if done.is_ok_and(|done| done == Store::Stored) {
+                        if done.is_ok_and(|done| done == Stored::Done) {
                             counts.add(FILLS);
                         }
                     }

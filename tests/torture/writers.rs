@@ -1,10 +1,11 @@
 //! P2 and P3: dead writers hold nothing, stopped writers lose nothing.
 
-use crate::processes::{Child, being_written, open, request, state, unique};
+use crate::processes::{Child, Tally, being_written, open, request, state, unique};
 use crate::{Run, Verdict};
+use std::io::{Read, Write};
 use std::time::Duration;
-use stocache::slot::FIRST_LEASE;
-use stocache::{Load, Store};
+use stocache::segment::claim::{LEASES, is_claimed};
+use stocache::{Load, Stored};
 
 /// Large enough that a write is still going on when its claim is seen.
 const BYTES: u64 = 16 << 20;
@@ -22,12 +23,12 @@ pub fn takeover(run: &mut Run) -> Verdict {
         writer.signal(libc::SIGKILL);
         writer.wait();
         // Often it was killed in time; where it had finished, the slot is simply set.
-        met += u64::from(state(&cache, 0) >= FIRST_LEASE);
+        met += u64::from(is_claimed(state(cache.segment(), 0)));
         if cache.load(0) == Load::Outside {
             return Err("the slot vanished".into());
         }
         let stored = cache.store(0, &new, true).map_err(|error| error.to_string())?;
-        if stored != Store::Stored {
+        if stored != Stored::Done {
             return Err(format!(
                 "round {round}: a dead writer's slot is not taken over: {stored:?}"
             ));
@@ -56,7 +57,7 @@ pub fn stopped(run: &mut Run) -> Verdict {
         if being_written(&cache, 0)? {
             writer.stop();
         }
-        if state(&cache, 0) < FIRST_LEASE {
+        if !is_claimed(state(cache.segment(), 0)) {
             drop(writer);
             cache.clear().map_err(|error| error.to_string())?;
             continue;
@@ -67,12 +68,12 @@ pub fn stopped(run: &mut Run) -> Verdict {
         }
         let stored = cache.store(0, &ours, false).map_err(|error| error.to_string())?;
         let overwritten = cache.store(0, &ours, true).map_err(|error| error.to_string())?;
-        if (stored, overwritten) != (Store::Lost, Store::Lost) {
+        if (stored, overwritten) != (Stored::Lost, Stored::Lost) {
             return Err(format!("a stopped writer's slot was taken: {stored:?}, {overwritten:?}"));
         }
         std::thread::sleep(Duration::from_millis(run.count));
         let stored = cache.store(0, &ours, false).map_err(|error| error.to_string())?;
-        if stored != Store::Lost {
+        if stored != Stored::Lost {
             return Err(format!("time was taken for death: {stored:?}"));
         }
         writer.signal(libc::SIGCONT);
@@ -88,4 +89,41 @@ pub fn stopped(run: &mut Run) -> Verdict {
         };
     }
     Err("no writer was stopped in the middle of a write: nothing was tested".into())
+}
+
+/// So many processes write to one cache, and all of them live.
+pub fn many(run: &mut Run) -> Verdict {
+    const STORED: usize = 0;
+    let (cache, _) = open(&request(&unique("many"), run.count, 64))?;
+    let tally = Tally::new();
+    let (mut told, mut tell) = std::io::pipe().map_err(|error| error.to_string())?;
+    let writers: Vec<Child> = (0..run.count)
+        .map(|i| {
+            let (cache, tally) = (&cache, &tally);
+            let tell = &mut tell;
+            Child::fork(move || {
+                if matches!(cache.store(i as i64, &[i as u8; 64], false), Ok(Stored::Done)) {
+                    tally.add(STORED);
+                }
+                tell.write_all(&[0]).expect("a pipe");
+                loop {
+                    std::thread::park(); // until it is killed
+                }
+            })
+        })
+        .collect();
+    for _ in &writers {
+        told.read_exact(&mut [0]).map_err(|error| error.to_string())?;
+    }
+    let stored = tally.get(STORED);
+    drop(writers);
+    if stored != run.count.min(u64::from(LEASES)) {
+        return Err(format!("only {stored} of {} processes could store", run.count));
+    }
+    // And when they are dead, their leases are free again.
+    cache.clear().map_err(|error| error.to_string())?;
+    match cache.store(0, &[1; 64], true) {
+        Ok(Stored::Done) => Ok(format!("{stored} processes stored while all of them lived")),
+        other => Err(format!("after all writers died: {other:?}")),
+    }
 }

@@ -36,6 +36,9 @@ struct Options {
   TORCH_ARG(std::string, fingerprint);
   // "always" checks a checksum per slot at every hit.
   TORCH_ARG(std::string, verify) = "never";
+  // "yes" fills the cache with huge pages and is an error where there are none, "auto" uses them
+  // where there are.
+  TORCH_ARG(std::string, huge_pages) = "no";
 };
 
 // What a cache did so far, summed over all processes that used it.

@@ -1,9 +1,9 @@
 """Which processes of a node belong together: the name of a cache that nobody named.
 
-Ranks that torchrun starts on a node share a cache without being told to, if they construct it at
-the same place, with the same geometry, for the same data. "The same place" is the call stack, so
-that the training set and the validation set of one script never meet. "The same data" is judged by
-the contents of the dataset that constructs the cache: ranks that read different shards differ
+Ranks of one job on a node (``launcher.py``) share a cache without being told to, if they construct
+it at the same line, with the same geometry, for the same data. "The same line" is the call stack,
+so that the training set and the validation set of one script never meet. "The same data" is judged
+by the contents of the dataset that constructs the cache: ranks that read different shards differ
 there, and must not share, for sample 0 of one is not sample 0 of the other.
 
 A dataset may go on setting attributes after it made its cache, so it is looked at twice: when the
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 import weakref
 from collections import Counter
@@ -25,94 +26,109 @@ from typing import Any, Protocol
 import torch
 
 from stocache import _C
-from stocache._sameness import digest
+from stocache._sharing.sameness import contents, digest
 
-# How often this process has constructed a cache at the same place: the k-th of one rank belongs to
+# How often this process has constructed a cache at the same site: the k-th of one rank belongs to
 # the k-th of another.
 _constructed: Counter[str] = Counter()
 
 
-class Settles(Protocol):
-    """A cache that must be settled before it is used."""
+class Provisional(Protocol):
+    """A cache whose ranks agree on its name before it is used."""
 
-    def _settle(self) -> None: ...
-
-
-_unsettled: weakref.WeakSet[Any] = weakref.WeakSet()
+    def _agree_on_name(self) -> None: ...
 
 
-def job() -> str | None:
-    """What identifies this job on this node, or None if it has a single rank or no launcher."""
-    env = os.environ
-    if "TORCHELASTIC_RUN_ID" in env and env.get("LOCAL_WORLD_SIZE", "1") != "1":
-        # The run id alone is not enough: without a rendezvous it is always "none".
-        parts = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
-        return "torchrun:" + ":".join(env.get(part, "") for part in parts)
-    return None
+_provisional: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def dataset_name(job: str, policy: str, fingerprint: str) -> str:
-    """The name of a CachedDataset that nobody named: the ranks that wrap equal datasets meet."""
-    worker = torch.utils.data.get_worker_info()
-    place = digest(job, policy, fingerprint, worker and worker.id)
-    _constructed[place] += 1
-    return f"job-{place}-{_constructed[place]}"
+def count(site: str) -> int:
+    """How often this process has constructed a cache there, this one included."""
+    _constructed[site] += 1
+    return _constructed[site]
 
 
-class Meeting:
-    """Under which name the ranks of a job meet, for a cache constructed in ``caller``."""
+class Rendezvous:
+    """The name under which ranks find each other without a message, for a cache constructed in
+    ``caller``."""
 
     def __init__(self, job: str, geometry: tuple[Any, ...], caller: FrameType | None) -> None:
         # Workers that each make a cache of their own may each have data of their own.
         worker = torch.utils.data.get_worker_info()
-        place = digest(job, geometry, list(_stack(caller)), worker and worker.id)
-        _constructed[place] += 1
-        self.place = f"{place}-{_constructed[place]}"
+        site = digest(job, geometry, list(stack(caller)), worker and worker.id)
+        self.site = f"{site}-{count(site)}"
         owner = _owner(caller)
         self.owner = None if owner is None else weakref.ref(owner)
-        self.contents = digest(owner)
-        # Until it is settled; where no dataset is at work there is nothing to wait for.
-        self.name = f"job-{self.place}" + (f"-first-{self.contents}" if self.owner else "")
+        self.contents = contents(owner, where=type(owner).__name__)
+        # Until the second look; where no dataset is at work there is nothing to wait for.
+        self.name = f"job-{self.site}" + (f"-first-{self.contents.digest}" if self.owner else "")
 
-    def settle(self) -> str:
+    def final_name(self) -> str:
         """The name after a second look, with a warning if other ranks hold other data."""
         owner = self.owner() if self.owner else None
-        if owner is not None:
-            self.name = f"job-{self.place}-{digest(self.contents, owner)}"
-            self.warn_if_others_differ(type(owner).__name__)
+        if owner is None:
+            return self.name
+        what = type(owner).__name__
+        again = contents(owner, where=what)
+        self.name = f"job-{self.site}-{digest(self.contents.digest, again.digest)}"
+        unseen = self.contents.unseen + again.unseen
+        if unseen:
+            self.name += f"-{os.getpid()}"
+            _warn(
+                f"{unseen[0]} cannot be looked into, so nothing says whether the ranks of this "
+                "node hold the same samples, and each keeps a cache of its own"
+            )
+        elif self.others_differ():
+            _warn(
+                f"the ranks of this node hold {what} with different contents, so each keeps a "
+                "cache of its own"
+            )
         return self.name
 
-    def warn_if_others_differ(self, owner: str) -> None:
+    def others_differ(self) -> bool:
+        """Whether another rank is here with other contents."""
         _C.sweep()  # what a killed job left behind says nothing about this one
+        ours = f"-job-{self.site}-"
         with contextlib.suppress(OSError):
-            ours = f"-job-{self.place}-"
             others = [entry.partition(ours)[2] for entry in os.listdir("/dev/shm") if ours in entry]
-            settled = {other for other in others if not other.startswith("first-")}
-            if settled - {self.name.partition(f"job-{self.place}-")[2]}:
-                warnings.warn(
-                    f"the ranks of this node hold {owner} with different contents, so each keeps a "
-                    "cache of its own; if they have the same samples at the same indices, pass "
-                    "name= to share one, or shared=False to say that they have not",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+            final = {other for other in others if not other.startswith("first-")}
+            return bool(final - {self.name.partition(f"job-{self.site}-")[2]})
+        return False
 
 
-def settle_before_fork(cache: Settles) -> None:
-    """Has ``cache`` settled at the latest when this process forks."""
-    _unsettled.add(cache)
+def _warn(trouble: str) -> None:
+    warnings.warn(
+        f"{trouble}; if they have the same samples at the same indices, pass name= to share one, "
+        "or shared=False to say that they have not",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
-def _settle_all() -> None:
-    for cache in list(_unsettled):
-        _unsettled.discard(cache)
-        cache._settle()
+def agree_before_fork(cache: Provisional) -> None:
+    """Has ``cache`` find its name at the latest when this process forks."""
+    _provisional.add(cache)
 
 
-os.register_at_fork(before=_settle_all)
+def _agree_all() -> None:
+    for cache in list(_provisional):
+        _provisional.discard(cache)
+        cache._agree_on_name()
 
 
-def _stack(frame: FrameType | None) -> Iterator[str]:
+os.register_at_fork(before=_agree_all)
+
+
+def caller_of(made: object) -> FrameType | None:
+    """The frame that constructs an object: the first one outside its own __init__ methods."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_locals.get("self") is made:
+        frame = frame.f_back
+    return frame
+
+
+def stack(frame: FrameType | None) -> Iterator[str]:
+    """The lines that lead here."""
     while frame is not None:
         yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back

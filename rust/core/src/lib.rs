@@ -1,99 +1,73 @@
 //! The core of stocache: training samples in shared memory, safe with any number of processes.
 //!
-//! No torch and no Python here. Each module knows only those below it in this list:
+//! No torch and no Python here. Three products stand on one substrate; each room knows only those
+//! below it in this list, and each module of a room only those below it in the room's own list:
 //!
-//! | module | role |
+//! | room | what is in it |
 //! | --- | --- |
 //! | [`files`] | copies of a far folder's files on a near disk |
-//! | [`pool`] | threads that copy files behind the caller's back |
-//! | [`near`] | the folder on the near disk |
-//! | [`table`] | what the processes of a node know together about files |
-//! | [`journal`] | which files are ours, on disk |
-//! | [`copy`] | one file copied whole, or not at all |
-//! | [`shelf`] | one value that threads take and put back |
-//! | [`store`] | records of any size, one per sample |
-//! | [`cache`] | the dense cache: one slot per sample, loaded and stored by index |
-//! | [`gather`] | many slots at once, into one buffer |
-//! | [`ring`] | batch buffers that cross processes without a copy |
-//! | [`known`] | what this process already knows to be set |
-//! | [`slot`] | the state byte of a slot: claim, publish, take over |
-//! | [`lease`] | proof that a writer lives: a locked byte the kernel frees |
-//! | [`counters`] | hits, misses and the like, without contention |
-//! | [`segment`] | one piece of shared memory: create, attach, detach, sweep |
-//! | [`name`] | what names are allowed, and how they appear in /dev/shm and /proc |
-//! | [`file`] | files that can only be ours: opened, written, removed |
-//! | [`space`] | what the mount, the cgroup and the machine really leave |
-//! | [`fork`] | what happens to open segments when the process forks or exits |
-//! | [`memory`] | the mapped bytes |
-//! | [`guard`] | a panic becomes an error, for callers of other languages |
-//! | [`layout`] | the format, written down once |
-//! | [`primitive`] | atomics, real or modelled |
+//! | [`batches`] | records gathered into batches; batch buffers that cross processes without a copy |
+//! | [`records`] | records of any size, one per sample |
+//! | [`slots`] | the dense cache: one slot per sample, loaded and stored by index |
+//! | [`segment`] | one piece of shared memory: its life, its format, who may write what in it |
+//! | [`sys`] | the kernel's side: atomics, mappings, forks, private files, limits |
+//!
+//! Beside them stand `error`, the one error type, `bytes`, sizes as people read them, `guard`, which
+//! makes a panic an error, and `fault`, switches that break one rule each for the tests that must
+//! notice. tests/architecture.rs holds all of them to these lists.
+//!
+//! # Words
+//!
+//! | word | meaning |
+//! | --- | --- |
+//! | *segment* | one piece of shared memory: a file in /dev/shm or a memfd, with a header that never changes |
+//! | *instance* | the random number that tells two segments of one name apart |
+//! | *anchor* | what a process keeps per open segment, and what a fork must put right: descriptor, lease |
+//! | *state* | two bytes per sample: empty, set, beyond the cache, or claimed and by which lease |
+//! | *claim* | the right to write one sample, taken by changing its state; ends with publish or abandon |
+//! | *lease* | a byte of the file that a process has locked: the proof that the holder of its claims lives |
+//! | *take over* | to claim what a dead process had claimed, while its lease is locked |
+//! | *epoch* | a number that is raised before readable bytes change; a copy is whole if it did not move |
+//! | *frozen* | takes no more samples, because memory ran out; until `clear` |
+//! | *record* | a sample's bytes in a store of records; *schema*: what it is made of, kept once |
+//! | *region* | a stretch of records that is filled from its start and emptied as a whole |
+//! | *leftover* | a segment that nobody has open and nobody asked to keep |
+//! | *hold* | to keep a cache open for those who know it by its name only |
+//! | *inherited* | of a segment whose description a forked child shares: it reads, and takes no lease |
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 #![cfg_attr(loom, allow(dead_code))]
 
-mod fault;
-mod primitive;
-pub mod slot;
-
+mod bytes;
 mod error;
+mod fault;
 mod guard;
-pub mod layout;
+
+pub mod segment;
+pub mod sys;
 
 #[cfg(not(loom))]
-pub mod cache;
-#[cfg(not(loom))]
-mod copy;
-#[cfg(not(loom))]
-mod counters;
-#[cfg(not(loom))]
-mod file;
+pub mod batches;
 #[cfg(not(loom))]
 pub mod files;
 #[cfg(not(loom))]
-mod fork;
+pub mod records;
 #[cfg(not(loom))]
-mod gather;
-#[cfg(not(loom))]
-mod journal;
-#[cfg(not(loom))]
-mod known;
-#[cfg(not(loom))]
-mod lease;
-#[cfg(not(loom))]
-mod memory;
-#[cfg(not(loom))]
-mod name;
-#[cfg(not(loom))]
-mod near;
-#[cfg(not(loom))]
-mod pool;
-#[cfg(not(loom))]
-pub mod ring;
-#[cfg(not(loom))]
-pub mod segment;
-#[cfg(not(loom))]
-mod shelf;
-#[cfg(not(loom))]
-pub mod space;
-#[cfg(not(loom))]
-pub mod store;
-#[cfg(not(loom))]
-mod table;
+pub mod slots;
 
-#[cfg(not(loom))]
-pub use cache::{Cache, Load, Stats, Store};
 #[cfg(not(loom))]
 pub use files::{Check, FileCache, FileOptions, FileStats, Served, Verdict};
 #[cfg(not(loom))]
-pub use memory::Mapping;
+pub use records::{Claim, Put, Record, RecordStore, StoreStats};
 #[cfg(not(loom))]
-pub use name::random_name;
+pub use segment::{Backing, Join, Opened, Request, random_name, remove_leftovers};
 #[cfg(not(loom))]
-pub use segment::{Backing, Join, Opened, Request, sweep};
+pub use slots::{Cache, Load, Stats, Stored};
 #[cfg(not(loom))]
-pub use store::{Begin, Filled, Record, RecordStore, StoreStats};
+pub use sys::huge_pages::HugePages;
+#[cfg(not(loom))]
+pub use sys::mapping::Mapping;
 
 pub use error::{Error, Kind, Result};
 pub use guard::guard;
-pub use layout::{Geometry, Plan, Room};
+pub use segment::layout::{Geometry, Plan, Room};

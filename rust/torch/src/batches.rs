@@ -1,18 +1,95 @@
-//! Batch buffers as C++ holds them: by address.
-#![allow(unsafe_code)] // a hold crosses as a pointer
+//! Batches as C++ makes them, and batch buffers as it holds them: by address.
+#![allow(unsafe_code)] // holds, records and columns cross as pointers
 
 use crate::bridge::ffi;
 use crate::guard::{Crossing, guard};
-use stocache::ring::{self, Buffer, Ticket};
+use crate::records::Records;
+use crate::schema::Schema;
+use std::sync::Arc;
+use stocache::batches::{self, Buffer, Gathered, Row, Ticket};
+
+/// A batch in the making.
+pub struct Batch(batches::Batch);
+
+/// The records of these samples; without rows if one is not there or they are not of one schema.
+pub fn find_batch(records: &Records, indices: &[i64]) -> Box<Batch> {
+    let found = batches::Batch::find(records.store(), indices);
+    // SAFETY: no rows.
+    Box::new(Batch(found.unwrap_or_else(|| unsafe { batches::Batch::over(Vec::new()) })))
+}
+
+/// A batch of records of the caller's.
+///
+/// # Safety
+/// They must be readable for as long as the batch is used.
+pub unsafe fn batch_over(records: &[ffi::Part]) -> Box<Batch> {
+    let rows = records.iter().map(|part| Row { data: part.data, len: part.len });
+    // SAFETY: by the caller's promise.
+    Box::new(Batch(unsafe { batches::Batch::over(rows.collect()) }))
+}
+
+impl Batch {
+    pub fn rows(&self) -> usize {
+        self.0.rows()
+    }
+
+    pub fn schema(&self) -> u16 {
+        self.0.schema()
+    }
+
+    pub fn lay_out(&mut self, schema: &Schema) -> bool {
+        self.0.lay_out(Arc::clone(schema.parsed()))
+    }
+
+    pub fn columns(&self) -> Vec<ffi::Column> {
+        let column = |column: &batches::Column| ffi::Column {
+            dtype: column.dtype,
+            sizes: column.sizes.clone(),
+        };
+        self.0.columns().iter().map(column).collect()
+    }
+
+    pub fn numbers_in(&self, leaf: u32) -> usize {
+        self.0.numbers_in(leaf)
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    /// # Safety
+    /// The targets must be valid for writes of their lengths, and nobody else's meanwhile.
+    pub unsafe fn copy(
+        &mut self,
+        to: &[ffi::Target],
+        threads: usize,
+    ) -> Result<ffi::Gathered, Crossing> {
+        guard(|| {
+            let to: Vec<_> = to.iter().map(|target| (target.data, target.len)).collect();
+            // SAFETY: by the caller's promise.
+            Ok(match unsafe { self.0.copy(&to, threads) }? {
+                Gathered::Whole => ffi::Gathered::Whole,
+                Gathered::Unlike => ffi::Gathered::Unlike,
+                Gathered::Gone => ffi::Gathered::Gone,
+            })
+        })
+    }
+
+    /// A string of a row, after the copy.
+    pub fn text(&self, row: usize, column: usize) -> &[u8] {
+        let text = self.0.texts()[row * self.0.texts_per_row() + column];
+        &self.0.text_bytes()[text.at..][..text.len]
+    }
+}
 
 /// A buffer that nobody else holds, or null.
 pub fn take_batch(bytes: usize) -> *mut u8 {
-    ring::take(bytes).map_or(std::ptr::null_mut(), |buffer| buffer.into_raw().cast())
+    batches::take(bytes).map_or(std::ptr::null_mut(), |buffer| buffer.into_raw().cast())
 }
 
 /// Gives back what is kept of makers that are gone.
-pub fn sweep_batches() {
-    ring::sweep();
+pub fn give_back_batches() {
+    batches::give_back();
 }
 
 /// Ends a hold.
@@ -29,7 +106,7 @@ pub unsafe fn drop_batch(data: *mut u8) {
 /// # Safety
 /// None is needed; cxx asks for it because of the pointer, which is only compared.
 pub unsafe fn send_batch(data: *const u8) -> ffi::Ticket {
-    let sent = ring::holding(data).and_then(|buffer| buffer.send().ok());
+    let sent = batches::holding(data).and_then(|buffer| buffer.send().ok());
     match sent {
         Some(Ticket { pid, fd, instance, bytes, serial }) => {
             ffi::Ticket { pid, fd, instance, bytes, serial }
@@ -48,6 +125,6 @@ pub fn receive_batch(ticket: &ffi::Ticket) -> Result<*mut u8, Crossing> {
             bytes: ticket.bytes,
             serial: ticket.serial,
         };
-        Ok(ring::receive(&ticket)?.into_raw().cast())
+        Ok(batches::receive(&ticket)?.into_raw().cast())
     })
 }

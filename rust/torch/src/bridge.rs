@@ -1,13 +1,22 @@
 //! The whole boundary between Rust and C++. It forwards; it does not decide.
 #![allow(unsafe_code)] // the boundary itself
 
-use crate::batches::{drop_batch, receive_batch, send_batch, sweep_batches, take_batch};
+pub use crate::batches::Batch;
+use crate::batches::{
+    batch_over, drop_batch, find_batch, give_back_batches, receive_batch, send_batch, take_batch,
+};
 pub use crate::files::Files;
 use crate::files::open_files;
 pub use crate::handle::{Handle, Pin};
 use crate::handle::{by_name, fingerprint_of, free_memory, join, open, release, sweep, unpin};
+use crate::node::{describe_cache, list_caches, remove_cache};
 pub use crate::records::Records;
 use crate::records::open_records;
+pub use crate::schema::Schema;
+use crate::schema::{
+    dims_bytes, image_mode, is_palette_mode, numpy_dtype, parse_schema, pixels_bytes,
+    tensor_itemsize,
+};
 
 #[cxx::bridge(namespace = "stocache::bridge")]
 pub mod ffi {
@@ -31,6 +40,8 @@ pub mod ffi {
         fingerprint: String,
         /// "empty" makes the cache where there is none, "error" does not.
         if_gone: String,
+        /// "no", "auto" or "yes".
+        huge_pages: String,
         /// The rest says where another process has it open; an empty instance says nobody does.
         instance: String,
         pid: u32,
@@ -48,7 +59,7 @@ pub mod ffi {
     }
 
     /// Where a cache is.
-    struct Place {
+    struct Location {
         name: String,
         path: String,
         backing: String,
@@ -57,6 +68,26 @@ pub mod ffi {
         instance: String,
         pid: u32,
         fd: i32,
+    }
+
+    /// A cache on this node; see `stocache::segment::Listed`.
+    struct Listed {
+        name: String,
+        path: String,
+        user: u32,
+        format: u32,
+        kind: String,
+        limit_bytes: u64,
+        used_bytes: u64,
+        samples: u64,
+        /// Below 0: not known.
+        filled: i64,
+        keep: bool,
+        in_use: bool,
+        pids: Vec<u32>,
+        fingerprint: String,
+        notes: String,
+        trouble: String,
     }
 
     /// A store of records to open, as the user said it.
@@ -71,16 +102,20 @@ pub mod ffi {
         backing: String,
         keep: bool,
         fingerprint: String,
+        huge_pages: String,
         instance: String,
         pid: u32,
         fd: i32,
     }
 
-    /// A record in the mapping; no data if there is none.
+    /// A record in the mapping; no data if there is none. Its bytes may change at any time: what was
+    /// copied is the record only if `is_whole` says so afterwards.
     struct RecordAt {
         data: *const u8,
         len: usize,
         schema: u16,
+        region: u32,
+        generation: u32,
     }
 
     /// Bytes of a record to be.
@@ -89,7 +124,147 @@ pub mod ffi {
         len: usize,
     }
 
-    /// Where another process finds a batch; see `stocache::ring::Ticket`.
+    /// What a part of a sample is: `stocache::records::schema::Kind`, with the characters that stand
+    /// for them in a schema.
+    #[repr(u8)]
+    #[derive(Debug)]
+    enum Kind {
+        None = 110,       // n
+        Bool = 63,        // ?
+        Int = 105,        // i
+        BigInt = 73,      // I
+        Float = 102,      // f
+        Complex = 99,     // c
+        Str = 115,        // s
+        Bytes = 121,      // y
+        ByteArray = 89,   // Y
+        Tensor = 84,      // T
+        Array = 65,       // A
+        NumpyScalar = 97, // a
+        NumpyStr = 117,   // u
+        NumpyBytes = 118, // v
+        Image = 77,       // M
+        Tuple = 40,       // (
+        List = 91,        // [
+        Ints = 108,       // l
+        Floats = 100,     // d
+        Size = 90,        // Z
+        Dict = 123,       // {
+        OrderedDict = 79, // O
+        NamedTuple = 80,  // P
+        DataClass = 68,   // D
+        Enum = 69,        // E
+        Pickle = 112,     // p
+        Missing = 120,    // x
+    }
+
+    /// Where a text lies in the bytes of a schema.
+    struct Span {
+        at: u32,
+        len: u32,
+    }
+
+    /// A part of a sample; the fields are those of `stocache::records::schema::Node`.
+    struct Node {
+        kind: Kind,
+        /// torch's ScalarType number, or -1.
+        dtype: i8,
+        count: u32,
+        entry: u32,
+        word: u32,
+        number: u32,
+        leaf: u32,
+        key: u32,
+        names: u32,
+        more: u32,
+    }
+
+    /// A key of a dict; those in a tuple follow it.
+    struct Key {
+        /// 'n' None, '0' False, '1' True, 'i' int, 'f' float, 's' str, 'y' bytes, '(' tuple.
+        kind: u8,
+        count: u32,
+        bits: u64,
+        text: Span,
+    }
+
+    /// A class, as it was when the sample was stored.
+    struct Class {
+        kind: Kind,
+        module: Span,
+        qualified: Span,
+        /// How many fields and slots, and their names, as they stand in the schema.
+        fields: Span,
+    }
+
+    /// A dtype of numpy in a schema.
+    struct NumpyType {
+        text: Span,
+        dtype: DType,
+    }
+
+    /// What the text of a numpy dtype says.
+    struct DType {
+        /// Of one character if it is flexible; 0: not stored.
+        itemsize: u32,
+        /// The width is a word of the record.
+        flexible: bool,
+        /// What torch.as_tensor makes of it: torch's ScalarType number, or -1.
+        torch: i8,
+    }
+
+    /// The modes of an image and of its palette.
+    struct Image {
+        mode: Span,
+        palette: Span,
+    }
+
+    /// What is known of a mode of images.
+    struct ImageMode {
+        /// Per pixel; 0: not stored.
+        bits: u8,
+        palette: bool,
+    }
+
+    /// Where a payload lies in a record.
+    struct Extent {
+        at: u64,
+        len: u64,
+    }
+
+    /// What a schema says as a whole.
+    struct SchemaSums {
+        words: usize,
+        leaves: usize,
+        /// Where the numbers begin in a record, and where they end.
+        numbers_at: u64,
+        head: u64,
+        needs_pickle: bool,
+        collatable: bool,
+    }
+
+    /// A tensor of a batch.
+    struct Column {
+        dtype: i8,
+        sizes: Vec<i64>,
+    }
+
+    /// Memory to be written to.
+    struct Target {
+        data: *mut u8,
+        len: usize,
+    }
+
+    /// What became of a batch.
+    enum Gathered {
+        Whole,
+        /// Shapes differ.
+        Unlike,
+        /// A record is gone.
+        Gone,
+    }
+
+    /// Where another process finds a batch; see `stocache::batches::Ticket`.
     struct Ticket {
         pid: u32,
         fd: i32,
@@ -98,20 +273,19 @@ pub mod ffi {
         serial: u64,
     }
 
-    /// Who loads a sample.
-    enum Loader {
-        Mine,
-        Nobody,
-        Other,
-        /// The store takes nothing now.
-        Refused,
+    /// What to do about a sample that is not there; see `stocache::Claim`.
+    enum Claim {
+        LoadAndStore,
+        Present,
+        LoadingElsewhere,
+        LoadOnly,
     }
 
     /// What became of a record.
-    enum Filled {
+    enum Put {
         Stored,
-        Lost,
-        Full,
+        StoredElsewhere,
+        NoRoom,
         TooLarge,
         Refused,
         /// Refused, and this was the write that froze the store.
@@ -130,6 +304,7 @@ pub mod ffi {
         load_nanos: u64,
         too_large: u64,
         evicted: u64,
+        unsupported: u64,
         filled: u64,
         used_bytes: u64,
         data_bytes: u64,
@@ -233,7 +408,7 @@ pub mod ffi {
 
         fn hold(self: &Handle);
         fn geometry(self: &Handle) -> Geometry;
-        fn place(self: &Handle) -> Place;
+        fn location(self: &Handle) -> Location;
         fn options(self: &Handle) -> Options;
         fn pin(self: &Handle) -> *mut Pin;
         fn look(self: &Handle, index: i64) -> Found;
@@ -262,12 +437,19 @@ pub mod ffi {
     }
 
     extern "Rust" {
+        fn list_caches() -> Vec<Listed>;
+        /// The files that went.
+        fn remove_cache(name: &str, force: bool) -> Result<Vec<String>>;
+        fn describe_cache(name: &str, text: &str) -> Result<()>;
+    }
+
+    extern "Rust" {
         /// A batch buffer that nobody else holds, or null.
         fn take_batch(bytes: usize) -> *mut u8;
         /// Ends a hold on a batch buffer.
         unsafe fn drop_batch(data: *mut u8);
         /// Gives back what is kept of makers that are gone.
-        fn sweep_batches();
+        fn give_back_batches();
         /// A ticket for the batch buffer that holds `data`; no bytes if there is none.
         unsafe fn send_batch(data: *const u8) -> Ticket;
         /// The batch of a ticket, held until `drop_batch`.
@@ -281,22 +463,72 @@ pub mod ffi {
         fn open_records(options: &RecordOptions) -> Result<Box<Records>>;
 
         fn find(self: &Records, i: i64) -> RecordAt;
-        fn is_stable(self: &Records) -> bool;
-        fn epoch(self: &Records) -> u64;
-        fn unmoved(self: &Records, before: u64) -> bool;
+        fn is_whole(self: &Records, region: u32, generation: u32) -> bool;
         fn note(self: &Records, hits: u64, misses: u64);
         fn note_loads(self: &Records, loads: u64, nanos: u64);
-        fn begin(self: &Records, i: i64) -> Loader;
+        fn note_unsupported(self: &Records, samples: u64);
+        fn is_first_to_tell(self: &Records, what: u32) -> bool;
+        fn begin(self: &Records, i: i64) -> Claim;
         fn wait(self: &Records, i: i64, nanos: u64);
         fn abandon(self: &Records, i: i64);
-        unsafe fn fill(self: &Records, i: i64, schema: u16, parts: &[Part]) -> Result<Filled>;
+        unsafe fn fill(self: &Records, i: i64, schema: u16, parts: &[Part]) -> Result<Put>;
         fn intern(self: &Records, schema: &[u8]) -> u16;
         fn schema(self: &Records, number: u16) -> Vec<u8>;
         fn clear(self: &Records) -> Result<()>;
         fn stats(self: &Records) -> RecordStats;
         fn frozen_reason(self: &Records) -> String;
-        fn place(self: &Records) -> Place;
+        fn location(self: &Records) -> Location;
         fn options(self: &Records) -> RecordOptions;
+    }
+
+    extern "Rust" {
+        /// A schema, parsed.
+        type Schema;
+
+        fn parse_schema(bytes: &[u8]) -> Result<Box<Schema>>;
+        fn sums(self: &Schema) -> SchemaSums;
+        fn bytes(self: &Schema) -> &[u8];
+        fn nodes(self: &Schema) -> &[Node];
+        fn keys(self: &Schema) -> &[Key];
+        fn classes(self: &Schema) -> &[Class];
+        fn dtypes(self: &Schema) -> &[NumpyType];
+        fn images(self: &Schema) -> &[Image];
+        fn names(self: &Schema) -> &[Span];
+        /// Reads the words of a record and finds its payloads; false if it is damaged.
+        fn lay_out(self: &Schema, record: &[u8], words: &mut [u32], extents: &mut [Extent])
+        -> bool;
+
+        // For who writes schemas and records.
+        fn numpy_dtype(text: &[u8]) -> DType;
+        /// 0: tensors of this dtype are not stored.
+        fn tensor_itemsize(dtype: i8) -> u32;
+        fn image_mode(name: &[u8]) -> ImageMode;
+        fn is_palette_mode(name: &[u8]) -> bool;
+        /// False if no tensor can have these dims.
+        fn dims_bytes(dims: &[u32], itemsize: u64, bytes: &mut u64) -> bool;
+        fn pixels_bytes(width: u32, height: u32, bits: u8, bytes: &mut u64) -> bool;
+    }
+
+    extern "Rust" {
+        /// A batch in the making; see `stocache::batches::Batch`.
+        type Batch;
+
+        /// Without rows if a record is not there or they are not of one schema.
+        fn find_batch(records: &Records, indices: &[i64]) -> Box<Batch>;
+        unsafe fn batch_over(records: &[Part]) -> Box<Batch>;
+        fn rows(self: &Batch) -> usize;
+        /// The number of the schema in its store.
+        fn schema(self: &Batch) -> u16;
+        /// False if these records are not a batch.
+        fn lay_out(self: &mut Batch, schema: &Schema) -> bool;
+        fn columns(self: &Batch) -> Vec<Column>;
+        /// How long the lists of numbers of this payload are.
+        fn numbers_in(self: &Batch, leaf: u32) -> usize;
+        /// How many bytes `copy` moves.
+        fn bytes(self: &Batch) -> usize;
+        unsafe fn copy(self: &mut Batch, to: &[Target], threads: usize) -> Result<Gathered>;
+        /// A string of a row, after the copy.
+        fn text(self: &Batch, row: usize, column: usize) -> &[u8];
     }
 
     extern "Rust" {
@@ -324,7 +556,7 @@ pub mod ffi {
     }
 
     unsafe extern "C++" {
-        include!("tensor.h");
+        include!("tensor/tensor.h");
 
         #[namespace = "at"]
         type Tensor;

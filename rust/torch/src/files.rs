@@ -112,7 +112,7 @@ impl Files {
     }
 
     pub fn folder(&self) -> Vec<u8> {
-        self.0.folder().as_os_str().as_bytes().to_vec()
+        self.0.path().as_os_str().as_bytes().to_vec()
     }
 
     pub fn trouble(&self) -> String {

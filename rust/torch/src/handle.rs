@@ -6,11 +6,11 @@ use crate::guard::{Crossing, guard};
 use crate::tensor::{Contents, borrow, flags, indices};
 use cxx::UniquePtr;
 use std::sync::Arc;
-use stocache::layout::Header;
 use stocache::segment::Segment;
+use stocache::segment::layout::Header;
 use stocache::{
-    Backing, Cache, Error, Geometry, Join, Kind, Load, Mapping, Opened, Plan, Request, Store,
-    random_name,
+    Backing, Cache, Error, Geometry, HugePages, Join, Kind, Load, Mapping, Opened, Plan, Request,
+    Stored, random_name,
 };
 
 type Result<T> = std::result::Result<T, Crossing>;
@@ -79,6 +79,7 @@ fn request(options: &ffi::Options) -> Result<Request> {
         fingerprint: hashed(&options.fingerprint),
         keep: options.keep,
         backing,
+        huge_pages: huge_pages(&options.huge_pages)?,
         private,
         join: join_of(&options.instance, options.pid, options.fd),
     })
@@ -101,6 +102,25 @@ pub fn backing(word: &str) -> Result<Backing> {
         "memfd" => Ok(Backing::Memfd),
         other => Err(unknown("backing", other, r#""auto", "shm" or "memfd""#)),
     }
+}
+
+pub fn huge_pages(word: &str) -> Result<HugePages> {
+    match word {
+        "no" => Ok(HugePages::No),
+        "auto" => Ok(HugePages::Auto),
+        "yes" => Ok(HugePages::Yes),
+        other => Err(unknown("huge_pages", other, r#""no", "auto" or "yes""#)),
+    }
+}
+
+/// What `huge_pages` reads.
+pub fn huge_pages_word(segment: &Segment) -> String {
+    match segment.huge_pages() {
+        HugePages::No => "no",
+        HugePages::Auto => "auto",
+        HugePages::Yes => "yes",
+    }
+    .to_string()
 }
 
 pub fn argument(message: String) -> Crossing {
@@ -144,9 +164,9 @@ pub fn fingerprint_of(text: &[u8]) -> String {
 }
 
 /// Where a segment is.
-pub fn place(segment: &Segment, opened: Opened) -> ffi::Place {
-    let whereabouts = segment.whereabouts();
-    ffi::Place {
+pub fn location(segment: &Segment, opened: Opened) -> ffi::Location {
+    let join = segment.location();
+    ffi::Location {
         name: segment.name().to_string(),
         path: segment.path().map(|path| path.display().to_string()).unwrap_or_default(),
         backing: if segment.backing() == Backing::Memfd { "memfd" } else { "shm" }.to_string(),
@@ -156,20 +176,20 @@ pub fn place(segment: &Segment, opened: Opened) -> ffi::Place {
             Opened::Resumed => "resumed",
         }
         .to_string(),
-        instance: format!("{:032x}", whereabouts.instance),
-        pid: whereabouts.pid,
-        fd: whereabouts.fd,
+        instance: format!("{:032x}", join.instance),
+        pid: join.pid,
+        fd: join.fd,
     }
 }
 
 /// Bytes that the machine and the memory cgroup leave.
 pub fn free_memory() -> u64 {
-    stocache::space::memory().free
+    stocache::sys::limits::memory().free
 }
 
 /// Removes leftovers of this user.
 pub fn sweep() -> Vec<String> {
-    stocache::sweep()
+    stocache::remove_leftovers()
 }
 
 /// Ends what `Handle::pin` began.
@@ -199,13 +219,13 @@ impl Handle {
         }
     }
 
-    pub fn place(&self) -> ffi::Place {
-        place(self.cache.segment(), self.opened)
+    pub fn location(&self) -> ffi::Location {
+        location(self.cache.segment(), self.opened)
     }
 
     /// The options that lead here again, or to an equal cache if this one is gone.
     pub fn options(&self) -> ffi::Options {
-        let (geometry, place) = (self.cache.geometry(), self.place());
+        let (geometry, location) = (self.cache.geometry(), self.location());
         let header = self.cache.segment().header();
         // Exact: a division by a power of two.
         let limit = geometry.capacity * geometry.slot_bytes + geometry.dataset_len;
@@ -215,15 +235,16 @@ impl Handle {
             dims: self.dims(),
             dtype: geometry.dtype,
             item_bytes: self.item_bytes() as u64,
-            name: place.name,
-            backing: place.backing,
+            name: location.name,
+            backing: location.backing,
             keep: header.keep,
             verify: if geometry.verify { "always" } else { "never" }.to_string(),
             fingerprint: format!("{:032x}", header.fingerprint),
             if_gone: "empty".to_string(),
-            instance: place.instance,
-            pid: place.pid,
-            fd: place.fd,
+            huge_pages: huge_pages_word(self.cache.segment()),
+            instance: location.instance,
+            pid: location.pid,
+            fd: location.fd,
         }
     }
 
@@ -256,13 +277,13 @@ impl Handle {
         guard(|| {
             let value = Contents::of(value, self.item_bytes())?;
             Ok(match self.cache.store(index, value.bytes(), overwrite)? {
-                Store::Stored => ffi::Slot::Stored,
-                Store::Lost => ffi::Slot::Lost,
-                Store::Occupied => ffi::Slot::Occupied,
-                Store::Beyond => ffi::Slot::Beyond,
-                Store::Outside => ffi::Slot::Outside,
-                Store::Refused(true) => ffi::Slot::Froze,
-                Store::Refused(false) => ffi::Slot::Refused,
+                Stored::Done => ffi::Slot::Stored,
+                Stored::Lost => ffi::Slot::Lost,
+                Stored::Occupied => ffi::Slot::Occupied,
+                Stored::Beyond => ffi::Slot::Beyond,
+                Stored::Outside => ffi::Slot::Outside,
+                Stored::Refused(true) => ffi::Slot::Froze,
+                Stored::Refused(false) => ffi::Slot::Refused,
             })
         })
     }
@@ -349,11 +370,11 @@ impl Handle {
         })
     }
 
-    /// The state bytes, live.
+    /// The states, live: two bytes each.
     pub fn states(&self) -> Result<UniquePtr<ffi::Tensor>> {
         guard(|| {
-            let len = self.cache.geometry().dataset_len;
-            self.view(self.cache.layout().states_at, len, &[len as i64], 0)
+            let bytes = 2 * self.cache.geometry().dataset_len;
+            self.view(self.cache.layout().states_at, bytes, &[bytes as i64], 0)
         })
     }
 

@@ -9,5 +9,7 @@ mod bridge;
 mod files;
 mod guard;
 mod handle;
+mod node;
 mod records;
+mod schema;
 mod tensor;

@@ -3,12 +3,14 @@
 
 use crate::bridge::ffi;
 use crate::guard::{Crossing, guard};
-use crate::handle::{argument, backing, hashed, join_of, place, unknown, whole};
+use crate::handle::{
+    argument, backing, hashed, huge_pages, huge_pages_word, join_of, location, unknown, whole,
+};
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
-use stocache::store::INLINE;
-use stocache::{Begin, Filled, Opened, Plan, Record, RecordStore, Request, Room, random_name};
+use stocache::records::INLINE;
+use stocache::{Claim, Opened, Plan, Put, Record, RecordStore, Request, Room, random_name};
 
 type Result<T> = std::result::Result<T, Crossing>;
 
@@ -38,6 +40,7 @@ pub fn open_records(options: &ffi::RecordOptions) -> Result<Box<Records>> {
             fingerprint: hashed(&options.fingerprint),
             keep: options.keep,
             backing: backing(&options.backing)?,
+            huge_pages: huge_pages(&options.huge_pages)?,
             private,
             join: join_of(&options.instance, options.pid, options.fd),
         };
@@ -47,30 +50,35 @@ pub fn open_records(options: &ffi::RecordOptions) -> Result<Box<Records>> {
 }
 
 impl Records {
-    /// Where the record of sample `i` is. It stays there only if the store is stable; otherwise
-    /// compare the epoch before and after.
+    /// The store itself.
+    pub fn store(&self) -> &Arc<RecordStore> {
+        &self.store
+    }
+
+    /// Where the record of sample `i` is.
     pub fn find(&self, i: i64) -> ffi::RecordAt {
         let found = self.store.index(i).and_then(|i| self.store.find(i));
         match found {
-            None => ffi::RecordAt { data: std::ptr::null(), len: 0, schema: 0 },
-            Some(Record { at, len, schema }) => ffi::RecordAt {
+            None => ffi::RecordAt {
+                data: std::ptr::null(),
+                len: 0,
+                schema: 0,
+                region: 0,
+                generation: 0,
+            },
+            Some(Record { at, len, schema, region, generation }) => ffi::RecordAt {
                 data: self.store.segment().mapping().at(at, len).as_ptr(),
                 len,
                 schema,
+                region,
+                generation,
             },
         }
     }
 
-    pub fn is_stable(&self) -> bool {
-        self.store.is_stable()
-    }
-
-    pub fn epoch(&self) -> u64 {
-        self.store.epoch()
-    }
-
-    pub fn unmoved(&self, before: u64) -> bool {
-        self.store.is_stable() || self.store.unmoved(before)
+    /// Whether what was read of that region until now were records of that generation.
+    pub fn is_whole(&self, region: u32, generation: u32) -> bool {
+        self.store.is_whole(region, generation)
     }
 
     pub fn note(&self, hits: u64, misses: u64) {
@@ -81,12 +89,20 @@ impl Records {
         self.store.note_loads(loads, Duration::from_nanos(nanos));
     }
 
-    pub fn begin(&self, i: i64) -> ffi::Loader {
+    pub fn note_unsupported(&self, samples: u64) {
+        self.store.note_unsupported(samples);
+    }
+
+    pub fn is_first_to_tell(&self, what: u32) -> bool {
+        self.store.is_first_to_tell(what)
+    }
+
+    pub fn begin(&self, i: i64) -> ffi::Claim {
         match self.store.index(i).map(|i| self.store.begin(i)) {
-            Some(Begin::Mine) => ffi::Loader::Mine,
-            Some(Begin::Present) => ffi::Loader::Nobody,
-            Some(Begin::Busy) => ffi::Loader::Other,
-            Some(Begin::Refused) | None => ffi::Loader::Refused,
+            Some(Claim::LoadAndStore) => ffi::Claim::LoadAndStore,
+            Some(Claim::Present) => ffi::Claim::Present,
+            Some(Claim::LoadingElsewhere) => ffi::Claim::LoadingElsewhere,
+            Some(Claim::LoadOnly) | None => ffi::Claim::LoadOnly,
         }
     }
 
@@ -104,7 +120,7 @@ impl Records {
 
     /// # Safety
     /// The parts must be readable for the length of the call.
-    pub unsafe fn fill(&self, i: i64, schema: u16, parts: &[ffi::Part]) -> Result<ffi::Filled> {
+    pub unsafe fn fill(&self, i: i64, schema: u16, parts: &[ffi::Part]) -> Result<ffi::Put> {
         guard(|| {
             let slice = |part: &ffi::Part| match part.len {
                 0 => IoSlice::new(&[]),
@@ -112,14 +128,14 @@ impl Records {
                 len => IoSlice::new(unsafe { std::slice::from_raw_parts(part.data, len) }),
             };
             let parts: Vec<IoSlice<'_>> = parts.iter().map(slice).collect();
-            let Some(i) = self.store.index(i) else { return Ok(ffi::Filled::Lost) };
+            let Some(i) = self.store.index(i) else { return Ok(ffi::Put::StoredElsewhere) };
             Ok(match self.store.fill(i, schema, &parts)? {
-                Filled::Stored => ffi::Filled::Stored,
-                Filled::Lost => ffi::Filled::Lost,
-                Filled::Full => ffi::Filled::Full,
-                Filled::TooLarge => ffi::Filled::TooLarge,
-                Filled::Refused(true) => ffi::Filled::Froze,
-                Filled::Refused(false) => ffi::Filled::Refused,
+                Put::Stored => ffi::Put::Stored,
+                Put::StoredElsewhere => ffi::Put::StoredElsewhere,
+                Put::NoRoom => ffi::Put::NoRoom,
+                Put::TooLarge => ffi::Put::TooLarge,
+                Put::Refused(true) => ffi::Put::Froze,
+                Put::Refused(false) => ffi::Put::Refused,
             })
         })
     }
@@ -152,6 +168,7 @@ impl Records {
             load_nanos: s.load_nanos,
             too_large: s.too_large,
             evicted: s.evicted,
+            unsupported: s.unsupported,
             filled: s.filled,
             used_bytes: s.used_bytes,
             data_bytes: s.data_bytes,
@@ -164,24 +181,25 @@ impl Records {
         self.store.frozen_reason()
     }
 
-    pub fn place(&self) -> ffi::Place {
-        place(self.store.segment(), self.opened)
+    pub fn location(&self) -> ffi::Location {
+        location(self.store.segment(), self.opened)
     }
 
     /// The options that lead here again, or to an equal store if this one is gone.
     pub fn options(&self) -> ffi::RecordOptions {
-        let (place, header) = (self.place(), self.store.segment().header());
+        let (location, header) = (self.location(), self.store.segment().header());
         ffi::RecordOptions {
             limit_bytes: header.plan.extent().map_or(0, |(_, total)| total),
             dataset_len: self.store.room().dataset_len as i64,
-            policy: if self.store.is_stable() { "freeze" } else { "lru" }.to_string(),
-            name: place.name,
-            backing: place.backing,
+            policy: if self.store.recycles() { "lru" } else { "freeze" }.to_string(),
+            name: location.name,
+            backing: location.backing,
             keep: header.keep,
             fingerprint: format!("{:032x}", header.fingerprint),
-            instance: place.instance,
-            pid: place.pid,
-            fd: place.fd,
+            huge_pages: huge_pages_word(self.store.segment()),
+            instance: location.instance,
+            pid: location.pid,
+            fd: location.fd,
         }
     }
 }

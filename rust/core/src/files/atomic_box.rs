@@ -4,9 +4,9 @@
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A place for one value. The pointer owns a box, or is null.
-pub(crate) struct Shelf<T>(AtomicPtr<T>);
+pub(crate) struct AtomicBox<T>(AtomicPtr<T>);
 
-impl<T> Shelf<T> {
+impl<T> AtomicBox<T> {
     pub(crate) const fn new() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
@@ -16,7 +16,7 @@ impl<T> Shelf<T> {
     }
 
     pub(crate) fn take(&self) -> Option<Box<T>> {
-        // SYNC POINT shelf: Acquire here, Release in `put`: who takes a value sees what is in it.
+        // SYNC POINT box: Acquire here, Release in `put`: who takes a value sees what is in it.
         own(self.0.swap(std::ptr::null_mut(), Ordering::AcqRel))
     }
 
@@ -36,7 +36,7 @@ fn own<T>(pointer: *mut T) -> Option<Box<T>> {
     (!pointer.is_null()).then(|| unsafe { Box::from_raw(pointer) })
 }
 
-impl<T> Drop for Shelf<T> {
+impl<T> Drop for AtomicBox<T> {
     fn drop(&mut self) {
         drop(self.take());
     }
@@ -48,34 +48,34 @@ mod tests {
 
     #[test]
     fn one_value_at_a_time() {
-        let shelf = Shelf::new();
-        assert!(shelf.is_empty() && shelf.take().is_none());
-        assert_eq!(shelf.put(Box::new(1)), Ok(()));
-        assert_eq!(shelf.put(Box::new(2)), Err(Box::new(2)));
+        let cell = AtomicBox::new();
+        assert!(cell.is_empty() && cell.take().is_none());
+        assert_eq!(cell.put(Box::new(1)), Ok(()));
+        assert_eq!(cell.put(Box::new(2)), Err(Box::new(2)));
         assert_eq!(
-            (shelf.is_empty(), shelf.take(), shelf.is_empty()),
+            (cell.is_empty(), cell.take(), cell.is_empty()),
             (false, Some(Box::new(1)), true)
         );
     }
 
     #[test]
     fn no_two_threads_have_it() {
-        let shelf = Shelf::new();
-        shelf.put(Box::new(0u64)).unwrap();
+        let cell = AtomicBox::new();
+        cell.put(Box::new(0u64)).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     let mut left = 10_000;
                     while left > 0 {
-                        if let Some(mut count) = shelf.take() {
+                        if let Some(mut count) = cell.take() {
                             *count += 1;
                             left -= 1;
-                            shelf.put(count).unwrap();
+                            cell.put(count).unwrap();
                         }
                     }
                 });
             }
         });
-        assert_eq!(shelf.take(), Some(Box::new(40_000)));
+        assert_eq!(cell.take(), Some(Box::new(40_000)));
     }
 }

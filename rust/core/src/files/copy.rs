@@ -1,18 +1,12 @@
 //! One file copied whole, or not at all.
 
-use crate::file::open_private;
+use crate::files::content::{Content, Version, regular};
+use crate::sys::private_file::open_private;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW};
+use rustix::fs::{CWD, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
-
-/// What was copied: the source's size and time of change, and a hash of the bytes if asked for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Copied {
-    pub(crate) version: (u64, u64),
-    pub(crate) hash: u64,
-}
 
 /// Whose fault it was.
 #[derive(Clone, Copy, Debug)]
@@ -29,55 +23,32 @@ pub(crate) enum Trouble {
 const STEP: usize = 16 << 20;
 const BUFFER: usize = 256 << 10;
 
-/// Size and time of change, by which two states of a file are told apart.
-pub(crate) fn version(stat: &Stat) -> (u64, u64) {
-    let nanos = (stat.st_mtime as u64).wrapping_mul(1_000_000_000);
-    (stat.st_size as u64, nanos.wrapping_add(stat.st_mtime_nsec))
-}
-
-pub(crate) fn is_file(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode).is_file()
-}
-
-/// A regular file's state; a folder or a device is none.
-pub(crate) fn stat_file(path: &Path) -> Result<Stat, Errno> {
-    regular(rustix::fs::stat(path)?)
-}
-
-fn regular(stat: Stat) -> Result<Stat, Errno> {
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Ok(stat),
-        FileType::Directory => Err(Errno::ISDIR),
-        _ => Err(Errno::INVAL),
-    }
-}
-
 /// Copies `from`, which must be in the state `wanted`, to `to`, which only its owner may read and
 /// which gets the source's time of change.
 pub(crate) fn copy(
     from: &Path,
     to: &Path,
-    wanted: (u64, u64),
+    wanted: Version,
     hashed: bool,
-) -> Result<Copied, Trouble> {
+) -> Result<Content, Trouble> {
     let source = open_source(from).map_err(at_source)?;
     let before = rustix::fs::fstat(&source).and_then(regular).map_err(at_source)?;
-    if version(&before) != wanted {
+    if Version::of(&before) != wanted {
         return Err(Trouble::Changed);
     }
     let target = open_private(to, OFlags::TRUNC | OFlags::WRONLY).map_err(Trouble::Copy)?;
     set_time(&target, &before).map_err(Trouble::Copy)?; // before all the work
     let (copied, hash) = if hashed {
-        by_hand(source.as_fd(), target.as_fd(), 0, wanted.0, true)?
+        by_hand(source.as_fd(), target.as_fd(), 0, wanted.size, true)?
     } else {
-        (in_kernel(source.as_fd(), target.as_fd(), wanted.0)?, 0)
+        (in_kernel(source.as_fd(), target.as_fd(), wanted.size)?, 0)
     };
     let after = rustix::fs::fstat(&source).map_err(at_source)?;
-    if version(&after) != wanted || copied != wanted.0 {
+    if Version::of(&after) != wanted || copied != wanted.size {
         return Err(Trouble::Changed);
     }
     set_time(&target, &before).map_err(Trouble::Copy)?;
-    Ok(Copied { version: wanted, hash })
+    Ok(Content { version: wanted, hash })
 }
 
 /// Gives a copy its source's time of change. A file system that cannot keep it cannot tell two states
@@ -91,7 +62,7 @@ fn set_time(copy: &OwnedFd, source: &Stat) -> rustix::io::Result<()> {
         },
     };
     rustix::fs::futimens(copy, &times)?;
-    let kept = version(&rustix::fs::fstat(copy)?).1 == version(source).1;
+    let kept = Version::of(&rustix::fs::fstat(copy)?).mtime == Version::of(source).mtime;
     if kept { Ok(()) } else { Err(Errno::OPNOTSUPP) }
 }
 
@@ -171,7 +142,7 @@ fn by_hand(
         if let Some(hasher) = &mut hasher {
             hasher.update(part);
         }
-        crate::file::write_all(to, part, at).map_err(Trouble::Copy)
+        crate::sys::private_file::write_all(to, part, at).map_err(Trouble::Copy)
     })?;
     Ok((at, hasher.map_or(0, |hasher| hasher.digest().max(1))))
 }

@@ -1,18 +1,20 @@
-//! The folder on the near disk: opened, remembered, swept, and what may be removed from it.
+//! The folder on the near disk: opened, and what earlier jobs left in it remembered.
 
+use crate::error::Result;
 use crate::fault::{Fault, active as broken};
-use crate::file::open_private;
-use crate::files::FileOptions;
-use crate::journal::{self, Journal};
-use crate::layout::{Plan, Table};
+use crate::files::atomic_box::AtomicBox;
+use crate::files::content::Content;
+use crate::files::domain::Domain;
+use crate::files::journal::{self, Journal, Logged};
+use crate::files::news::{News, Topic};
+use crate::files::options::FileOptions;
+use crate::files::paths::{as_path, can_be_ours, check_folder, key, private_folder, with_slash};
+use crate::files::table::{FileLock, FileTable, NoRoom, OWNED};
+use crate::segment::layout::{Plan, Table};
 use crate::segment::{Backing, Request};
-use crate::shelf::Shelf;
-use crate::table::{EVICTING, Entry, FileTable, Locked, OWNED};
-use rustix::fs::{CWD, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use std::ffi::OsStr;
+use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,79 +23,93 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Who waits for a copy gives up once it has not grown for so long.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// A log that is no longer than this is as good as a tidy one.
+const LOG_SPARE: u64 = 64 << 10;
 /// How long to wait for who tells the table what earlier jobs left.
 const RECALL_PATIENCE: Duration = Duration::from_secs(2);
-/// The reservations of the dead are looked for so often, unless there is nothing else left.
-const RECLAIM_EVERY: Duration = Duration::from_secs(1);
-/// How many files are looked out for removal at a time: finding them takes a walk over the log.
-const VICTIMS: usize = 4096;
+/// Files looked out for removal.
+#[derive(Default)]
+pub(crate) struct Victims {
+    /// With the time of their last use, the oldest last.
+    pub(crate) files: Vec<(u64, usize)>,
+    /// Their names, if they had to be looked for in the whole log and folder.
+    pub(crate) names: Option<HashMap<usize, Vec<u8>>>,
+}
 
-/// Files with the time of their last use.
-pub(crate) type Victims = Vec<(u64, Vec<u8>)>;
-
-/// What works only with a folder that we can use.
-pub(crate) struct Near {
+/// A folder that we can use.
+pub(crate) struct Folder {
+    pub(crate) options: FileOptions,
+    pub(crate) path: PathBuf,
     pub(crate) table: Arc<FileTable>,
     pub(crate) journal: Journal,
     pub(crate) domain: Domain,
     /// `<folder>/files/`, as it stands before a name.
     pub(crate) files: Vec<u8>,
     pub(crate) parts: PathBuf,
-    /// Looked out for removal, the oldest last.
-    pub(crate) victims: Shelf<Victims>,
+    pub(crate) victims: AtomicBox<Victims>,
+    pub(crate) news: News,
 }
 
-impl Near {
-    pub(crate) fn open(folder: &Path, options: &FileOptions) -> std::result::Result<Self, String> {
+impl Folder {
+    pub(crate) fn open(path: &Path, options: &FileOptions) -> std::result::Result<Self, String> {
         let refuse = |why: String| {
             format!(
                 "{} cannot be used as a cache: {why}; files are read from {} instead",
-                folder.display(),
+                path.display(),
                 options.source.display()
             )
         };
         let say = |error: std::io::Error| refuse(error.to_string());
         let code = |errno: Errno| refuse(std::io::Error::from(errno).to_string());
         std::fs::create_dir_all(&options.cache).map_err(say)?;
-        for part in [folder.to_path_buf(), folder.join("files"), folder.join("parts")] {
-            private_folder(&part).map_err(say)?;
-            check_folder(&part).map_err(refuse)?;
+        for folder in [path.to_path_buf(), path.join("files"), path.join("parts")] {
+            private_folder(&folder).map_err(say)?;
+            check_folder(&folder).map_err(refuse)?;
         }
-        let stat = rustix::fs::stat(folder).map_err(code)?;
-        let place = [stat.st_dev.to_le_bytes(), stat.st_ino.to_le_bytes()].concat();
-        let journal = Journal { path: folder.join("index") };
-        let files = with_slash(folder.join("files").into_os_string().into_encoded_bytes());
+        let stat = rustix::fs::stat(path).map_err(code)?;
+        let identity = [stat.st_dev.to_le_bytes(), stat.st_ino.to_le_bytes()].concat();
+        let journal = Journal { path: path.join("index") };
+        let files = with_slash(path.join("files").into_os_string().into_encoded_bytes());
         // What earlier jobs left must have room in the table too.
         let left = journal.at_most().unwrap_or_else(|| journal::walk(as_path(&files)).len() as u64);
-        let table =
-            Table::plan(options.files.max(left)).map_err(|error| refuse(error.to_string()))?;
+        let table = plan(options.files.max(left)).map_err(|error| refuse(error.to_string()))?;
         let request = Request {
-            name: format!("files-{:016x}", xxh3_64(&place)),
+            name: format!("files-{:016x}", xxh3_64(&identity)),
             plan: Plan::Files(table),
             fingerprint: 0,
             keep: false,
             backing: Backing::Auto,
             private: false,
+            huge_pages: crate::HugePages::No,
             join: None,
         };
         let (table, _) = FileTable::open(&request).map_err(|error| refuse(error.to_string()))?;
         let domain =
-            Domain::join(&folder.join("lock"), table.segment().header().instance).map_err(code)?;
-        let parts = folder.join("parts");
-        let near = Self { table, journal, domain, files, parts, victims: Shelf::new() };
-        near.inform(options.limit.is_some());
-        Ok(near)
+            Domain::join(&path.join("lock"), table.segment().header().instance).map_err(code)?;
+        let folder = Self {
+            options: options.clone(),
+            path: path.to_path_buf(),
+            table,
+            journal,
+            domain,
+            files,
+            parts: path.join("parts"),
+            victims: AtomicBox::new(),
+            news: News::new(),
+        };
+        folder.inform();
+        Ok(folder)
     }
 
     /// Sees to it that the table knows what earlier jobs left. If whoever does so dies, another one
     /// begins again; if it is stopped, what is there is taken for somebody else's until it goes on.
-    fn inform(&self, by_age: bool) {
+    fn inform(&self) {
         let began = Instant::now();
         while !self.table.is_recalled() && began.elapsed() < RECALL_PATIENCE {
             match self.table.lock_recall() {
                 Some(_lock) if self.table.is_recalled() => {}
                 Some(_lock) => {
-                    self.recall(by_age);
+                    self.recall();
                     self.table.set_recalled();
                 }
                 None => std::thread::sleep(Duration::from_millis(1)),
@@ -102,19 +118,25 @@ impl Near {
     }
 
     /// Takes note of what earlier jobs left.
-    fn recall(&self, by_age: bool) {
+    fn recall(&self) {
         self.journal.displace();
         let mut contents = self.journal.read();
         if contents.damaged > 0 || contents == journal::Contents::default() {
             // Damaged or lost: what is there tells.
             let mut found = journal::walk(as_path(&self.files));
             found.retain(|name, _| !contents.files.contains_key(name));
-            let _lost = self.journal.keep_all(&found);
-            contents.files.extend(found);
+            let logged = self.journal.keep_all(&found).unwrap_or_else(|_| {
+                let nowhere = |(name, content)| (name, Logged { content, at: u64::MAX });
+                found.into_iter().map(nowhere).collect()
+            });
+            contents.files.extend(logged);
         }
-        if contents.is_untidy() {
-            let _busy = self.journal.tidy();
+        if contents.is_untidy()
+            && let Ok(logged) = self.journal.tidy()
+        {
+            contents.files.extend(logged);
         }
+        self.table.tidy_at().store(grown(self.journal.len()), Ordering::Relaxed);
         if self.domain.is_alone() {
             // Those of living processes have this table's number.
             let ours = format!("{:x}-", self.domain.id);
@@ -124,15 +146,16 @@ impl Near {
                 }
             }
         }
-        for (name, kept) in &contents.files {
-            let Some(i) = self.table.find_or_add(key(name)) else { continue };
+        for (name, file) in &contents.files {
+            let Ok(i) = self.table.find_or_add(key(name)) else { continue };
             let Some(lock) = self.table.lock(i) else { continue };
             let entry = self.table.entry(i);
+            entry.set_name_at(file.at);
             if entry.flags() & OWNED != 0 {
                 continue;
             }
-            if by_age {
-                match rustix::fs::lstat(as_path(&self.path(name))) {
+            if self.options.limit.is_some() {
+                match rustix::fs::lstat(as_path(&self.path_of(name))) {
                     // The kernel notes at least the day of the last use.
                     Ok(stat) if can_be_ours(&stat) => {
                         entry.touch((stat.st_atime as u64).wrapping_mul(1_000_000_000));
@@ -140,11 +163,11 @@ impl Near {
                     _ => continue, // gone, or another took its place; no record says so
                 }
             }
-            self.table.own(&lock, kept.version, kept.hash);
+            self.table.own(&lock, file.content);
         }
     }
 
-    pub(crate) fn path(&self, name: &[u8]) -> Vec<u8> {
+    pub(crate) fn path_of(&self, name: &[u8]) -> Vec<u8> {
         [&self.files[..], name].concat()
     }
 
@@ -182,172 +205,107 @@ impl Near {
         true
     }
 
-    /// The files that were not used for longest, the oldest last.
-    pub(crate) fn look_out(&self) -> Victims {
-        let contents = self.journal.read();
-        if contents.is_untidy() {
-            let _busy = self.journal.tidy();
-        }
-        let mut found = self.candidates(contents.files.into_keys());
-        if found.is_empty() && self.table.entries().any(|entry| entry.flags() & OWNED != 0) {
-            // The log was lost under way; what is ours among what is there has to be noted again.
-            let mut lost = journal::walk(as_path(&self.files));
-            lost.retain(|name, _| self.owned(name).is_some());
-            let _lost = self.journal.keep_all(&lost);
-            found = self.candidates(lost.into_keys());
-        }
-        found.sort_unstable_by(|a, b| b.cmp(a));
-        let surplus = found.len().saturating_sub(VICTIMS);
-        found.drain(..surplus);
-        found
+    /// Notes that this file is going to be ours.
+    pub(crate) fn note(
+        &self,
+        lock: &FileLock<'_>,
+        name: &[u8],
+        content: Content,
+    ) -> rustix::io::Result<()> {
+        let at = self.journal.keep(name, content)?;
+        self.table.entry(lock.i).set_name_at(at.start);
+        self.look_at_log(at.end);
+        Ok(())
     }
 
-    fn owned(&self, name: &[u8]) -> Option<Entry<'_>> {
-        let entry = self.table.entry(self.table.find(key(name))?);
-        (entry.flags() & OWNED != 0).then_some(entry)
-    }
-
-    fn candidates(&self, names: impl Iterator<Item = Vec<u8>>) -> Victims {
-        names.filter_map(|name| Some((self.owned(&name)?.used(), name))).collect()
-    }
-
-    /// Gives back what the dead had set aside; true if that was something. Looking takes a walk over
-    /// the table, so it is done `now` or once in a while.
-    pub(crate) fn reclaim(&self, now: bool) -> bool {
-        let (at, time) = (self.table.reclaimed_at(), crate::files::now());
-        let since = time.abs_diff(at.load(Ordering::Relaxed));
-        if !now && since < RECLAIM_EVERY.as_nanos() as u64 {
-            return false;
-        }
-        at.store(time, Ordering::Relaxed);
-        let mut any = false;
-        for i in (0..self.table.len()).filter(|&i| self.table.is_reserved(i)) {
-            if let Some(lock) = self.table.lock(i) {
-                let _gone = rustix::fs::unlink(self.part(i));
-                self.table.unreserve(&lock);
-                any = true;
-            }
-        }
-        any
-    }
-
-    /// Removes file `i` if it is ours and nobody uses it or is about to.
-    pub(crate) fn remove(&self, i: usize, name: &[u8]) -> rustix::io::Result<bool> {
-        let Some(lock) = self.table.lock(i) else { return Ok(false) };
-        let entry = self.table.entry(i);
-        if entry.flags() & OWNED == 0 {
-            return Ok(false);
-        }
-        let path = self.path(name);
-        if rustix::fs::lstat(as_path(&path)).is_ok_and(|stat| !can_be_ours(&stat)) {
-            self.forget(&lock, name); // another took its place
-            return Ok(false);
-        }
-        entry.raise(EVICTING);
-        let in_use = self.table.is_given_out(i) || !self.domain.is_alone();
-        if in_use && !broken(Fault::EvictInUse) {
-            entry.lower(EVICTING);
-            return Ok(false);
-        }
-        match rustix::fs::unlink(as_path(&path)) {
-            Ok(()) | Err(Errno::NOENT) => {
-                self.forget(&lock, name);
-                Ok(true)
-            }
-            Err(errno) => {
-                entry.lower(EVICTING);
-                Err(errno)
-            }
-        }
-    }
-
-    pub(crate) fn forget(&self, lock: &Locked<'_>, name: &[u8]) {
+    pub(crate) fn forget(&self, lock: &FileLock<'_>, name: &[u8]) {
         self.table.disown(lock);
-        let _lost = self.journal.remove(name); // a record of what is gone is no harm
-    }
-}
-
-/// All processes that share one table. Two tables can be for one folder, if /dev/shm is not shared
-/// while the disk is (containers): then neither knows what the other's processes are about to open.
-///
-/// Byte `id` of the file `lock` is locked, shared, by every process with the table of that number.
-pub(crate) struct Domain {
-    pub(crate) id: u64,
-    file: rustix::fd::OwnedFd,
-}
-
-impl Domain {
-    pub(crate) fn join(path: &Path, instance: u128) -> rustix::io::Result<Self> {
-        // Not for writing: that would keep the disk from being made read-only.
-        let file = open_private(path, OFlags::RDONLY).or_else(|errno| {
-            // Where nothing can be written, what is there can be read.
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|_| errno)
-        })?;
-        let id = instance as u64 >> 2; // a place in a file is at most 2^63
-        crate::lease::share_byte(&file, id)?;
-        Ok(Self { id, file })
+        // A record of what is gone is no harm.
+        if let Ok(at) = self.journal.remove(name) {
+            self.look_at_log(at.end);
+        }
     }
 
-    /// Whether no process with another table lives.
-    pub(crate) fn is_alone(&self) -> bool {
-        !crate::lease::is_locked_elsewhere(&self.file, self.id)
+    /// Once the log, which ends at `end`, is twice as long as at the last look: writes it anew if
+    /// most of it says nothing any more.
+    fn look_at_log(&self, end: u64) {
+        let at = self.table.tidy_at();
+        let due = at.load(Ordering::Relaxed);
+        let mine = |due| at.compare_exchange(due, grown(end), Ordering::Relaxed, Ordering::Relaxed);
+        if end <= due || mine(due).is_err() {
+            return;
+        }
+        if self.journal.read().is_untidy()
+            && let Ok(logged) = self.journal.tidy()
+        {
+            self.learn(&logged);
+        }
+        at.store(grown(self.journal.len()), Ordering::Relaxed);
     }
-}
 
-/// Whether a file in the place of a copy of ours can be that copy: one that only its owner may reach.
-/// What people put there as a rule is not.
-pub(crate) fn can_be_ours(stat: &Stat) -> bool {
-    crate::file::check_private(stat).is_ok()
-}
-
-pub(crate) fn key(name: &[u8]) -> u64 {
-    xxh3_64(name).max(1)
-}
-
-pub(crate) fn as_path(bytes: &[u8]) -> &Path {
-    Path::new(OsStr::from_bytes(bytes))
-}
-
-pub(crate) fn with_slash(mut path: Vec<u8>) -> Vec<u8> {
-    if path.last() != Some(&b'/') {
-        path.push(b'/');
-    }
-    path
-}
-
-/// Makes a folder, and those above it, for this user alone, whatever the umask says.
-pub(crate) fn private_folder(path: &Path) -> std::io::Result<()> {
-    match std::fs::DirBuilder::new().mode(0o700).create(path) {
-        Ok(()) if broken(Fault::NoChmod) => Ok(()),
-        Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)),
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-        Err(error) => match path.parent() {
-            Some(parent) if error.kind() == std::io::ErrorKind::NotFound => {
-                private_folder(parent)?;
-                private_folder(path)
+    /// Notes where in the log the names of files are.
+    pub(crate) fn learn(&self, logged: &HashMap<Vec<u8>, Logged>) {
+        for (name, file) in logged {
+            if let Some(i) = self.table.find(key(name)) {
+                self.table.entry(i).set_name_at(file.at);
             }
-            _ => Err(error),
-        },
+        }
+    }
+
+    /// The name of file `i`, read where the log should have it. None if it does not: the log was
+    /// written anew, by processes with another table or a moment ago, or is damaged.
+    pub(crate) fn name_of(&self, i: usize) -> Option<Vec<u8>> {
+        let entry = self.table.entry(i);
+        if broken(Fault::NameByLog) {
+            return self.journal.read().files.into_keys().find(|name| key(name) == entry.key());
+        }
+        self.journal.name_at(entry.name_at()).filter(|name| key(name) == entry.key())
+    }
+
+    /// Lets others know that this thread is about to use file `i`. False if that cannot be.
+    #[inline]
+    pub(crate) fn give_out(&self, i: usize) -> bool {
+        self.table.give_out(i) || (!broken(Fault::NoRowNoHit) && self.domain.show_rowless())
+    }
+
+    /// Tells people that files that are new are read from the source.
+    pub(crate) fn tell_no_room(&self, why: NoRoom) {
+        self.tell(Topic::Many, || {
+            let path = self.path.display();
+            match why {
+                NoRoom::Table => format!(
+                    "more files are asked for than {path} was opened for; those that are new to it \
+                     are read from the source: construct the cache with the most files first"
+                ),
+                NoRoom::Memory(errno) => format!(
+                    "there is no memory to note more files of {path} ({errno}); those that are new \
+                     to it are read from the source: free some space in /dev/shm"
+                ),
+            }
+        });
+    }
+
+    /// Tells people, if nobody on this node was told yet.
+    pub(crate) fn tell(&self, what: Topic, text: impl FnOnce() -> String) {
+        if self.table.is_news(what as u64) {
+            self.news.put(text());
+        }
     }
 }
 
-/// A folder of this user that nobody else can write to.
-fn check_folder(path: &Path) -> std::result::Result<(), String> {
-    let stat = rustix::fs::lstat(path).map_err(|errno| errno.to_string())?;
-    let uid = rustix::process::geteuid().as_raw();
-    if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
-        return Err(format!("{} is not a folder", path.display()));
+/// The length at which a log of this length is worth a look.
+fn grown(len: u64) -> u64 {
+    len.saturating_mul(2).saturating_add(LOG_SPARE)
+}
+
+/// A table for so many files, and for as many others as the file size limit of this process allows.
+fn plan(files: u64) -> Result<Table> {
+    let mut table = Table::plan(files)?;
+    while crate::sys::limits::check_file_size(table.layout()?.total).is_err() {
+        match table.smaller() {
+            Some(smaller) => table = smaller,
+            None => break,
+        }
     }
-    if stat.st_uid != uid {
-        return Err(format!(
-            "{} belongs to user {}, we are user {uid}",
-            path.display(),
-            stat.st_uid
-        ));
-    }
-    if stat.st_mode & 0o022 != 0 {
-        return Err(format!("others may write to {} (chmod 700 it)", path.display()));
-    }
-    Ok(())
+    Ok(table)
 }

@@ -18,13 +18,15 @@
 //! if so appends again. Who replaces it looks for late records afterwards. One of the two sees the other.
 
 use crate::fault::{Fault, active};
-use crate::file::{is_same, open_private, write_all};
+use crate::files::content::{Content, Version};
+use crate::sys::private_file::{is_same, open_private, write_all};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -37,19 +39,15 @@ const REMOVED: u8 = 2;
 const FIXED: usize = 1 + 8 + 8 + 8;
 /// The longest path of Linux, and then some.
 const LONGEST_NAME: usize = 8192;
+/// Long enough for most records, and for all.
+const LIKELY_RECORD: usize = 512;
+const LONGEST_RECORD: usize = 16 + FIXED + LONGEST_NAME;
 /// With a name of one byte.
 const SHORTEST_RECORD: u64 = (16 + FIXED + 1) as u64;
 /// How long to wait for who writes the log anew.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How often a record is appended again because the log was replaced.
 const TRIES: usize = 5;
-
-/// A file that is ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
-    pub(crate) version: (u64, u64),
-    pub(crate) hash: u64,
-}
 
 /// The log of one folder. It is opened for every record, so that it may be replaced.
 pub(crate) struct Journal {
@@ -63,10 +61,18 @@ impl Contents {
     }
 }
 
+/// A file that the log has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Logged {
+    pub(crate) content: Content,
+    /// Where in the log its record begins.
+    pub(crate) at: u64,
+}
+
 /// What a log says.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Contents {
-    pub(crate) files: HashMap<Vec<u8>, Kept>,
+    pub(crate) files: HashMap<Vec<u8>, Logged>,
     /// Bytes that are no record.
     pub(crate) damaged: usize,
     /// Records that say nothing any more.
@@ -74,32 +80,39 @@ pub(crate) struct Contents {
 }
 
 impl Journal {
-    pub(crate) fn keep(&self, name: &[u8], kept: Kept) -> rustix::io::Result<()> {
-        self.append(&record(KEPT, name, kept))
+    /// Where the record is, as of all that follow.
+    pub(crate) fn keep(&self, name: &[u8], content: Content) -> rustix::io::Result<Range<u64>> {
+        self.append(&record(KEPT, name, content))
     }
 
-    pub(crate) fn keep_all(&self, files: &HashMap<Vec<u8>, Kept>) -> rustix::io::Result<()> {
-        let records: Vec<u8> =
-            files.iter().flat_map(|(name, kept)| record(KEPT, name, *kept)).collect();
-        if records.is_empty() { Ok(()) } else { self.append(&records) }
+    pub(crate) fn keep_all(
+        &self,
+        files: &HashMap<Vec<u8>, Content>,
+    ) -> rustix::io::Result<HashMap<Vec<u8>, Logged>> {
+        let (records, mut logged) = records(files.iter().map(|(name, content)| (name, *content)));
+        if !records.is_empty() {
+            let start = self.append(&records)?.start;
+            logged.values_mut().for_each(|file| file.at += start);
+        }
+        Ok(logged)
     }
 
-    pub(crate) fn remove(&self, name: &[u8]) -> rustix::io::Result<()> {
-        self.append(&record(REMOVED, name, Kept { version: (0, 0), hash: 0 }))
+    pub(crate) fn remove(&self, name: &[u8]) -> rustix::io::Result<Range<u64>> {
+        self.append(&record(REMOVED, name, Content::default()))
     }
 
-    fn append(&self, records: &[u8]) -> rustix::io::Result<()> {
+    fn append(&self, records: &[u8]) -> rustix::io::Result<Range<u64>> {
         for _ in 0..TRIES {
-            if self.append_once(records)? {
-                return Ok(());
+            if let Some(at) = self.append_once(records)? {
+                return Ok(at);
             }
         }
         Err(Errno::AGAIN)
     }
 
-    /// Whether what was written is in the log, and not in one that was replaced.
+    /// Where what was written is; None if that is a log that was replaced.
     /// O_APPEND: the kernel puts each write at the end, whoever else writes.
-    fn append_once(&self, records: &[u8]) -> rustix::io::Result<bool> {
+    fn append_once(&self, records: &[u8]) -> rustix::io::Result<Option<Range<u64>>> {
         let began = Instant::now();
         let file = loop {
             let file = open_private(&self.path, OFlags::APPEND | OFlags::WRONLY)?;
@@ -118,10 +131,14 @@ impl Journal {
                 done => break done,
             }
         };
+        let end = rustix::fs::tell(&file);
         let stays = self.is_at(file.as_fd());
         unlock(&file);
         match written? {
-            n if n == records.len() => Ok(stays),
+            n if n == records.len() => {
+                let end = end?;
+                Ok(stays.then(|| end.saturating_sub(n as u64)..end))
+            }
             _ => Err(Errno::NOSPC), // a torn record: skipped by readers
         }
     }
@@ -143,6 +160,23 @@ impl Journal {
         }
     }
 
+    /// The name in the record that begins at `at`, if there is one that keeps a file.
+    pub(crate) fn name_at(&self, at: u64) -> Option<Vec<u8>> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = rustix::fs::openat(CWD, &self.path, flags, Mode::empty()).ok()?;
+        [LIKELY_RECORD, LONGEST_RECORD].into_iter().find_map(|len| {
+            let mut bytes = vec![0; len];
+            let n = rustix::io::pread(&file, &mut bytes[..], at).ok()?;
+            let (kind, name, ..) = first(&bytes[..n])?;
+            (kind == KEPT).then(|| name.to_vec())
+        })
+    }
+
+    /// Its length; 0 if there is none.
+    pub(crate) fn len(&self) -> u64 {
+        std::fs::symlink_metadata(&self.path).map_or(0, |meta| meta.len())
+    }
+
     /// At least as many files as the log can have; None if there is none to tell.
     pub(crate) fn at_most(&self) -> Option<u64> {
         let meta = std::fs::symlink_metadata(&self.path).ok()?;
@@ -159,8 +193,8 @@ impl Journal {
     }
 
     /// Writes the log anew, without what says nothing any more, unless somebody is writing to it all
-    /// the time. Where that cannot be, the old one is as good.
-    pub(crate) fn tidy(&self) -> rustix::io::Result<()> {
+    /// the time. Where that cannot be, the old one is as good. Says where everything is now.
+    pub(crate) fn tidy(&self) -> rustix::io::Result<HashMap<Vec<u8>, Logged>> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let old = File::from(rustix::fs::openat(CWD, &self.path, flags, Mode::empty())?);
         let began = Instant::now();
@@ -171,28 +205,42 @@ impl Journal {
             std::thread::yield_now();
         }
         let replace = || self.replace(&old, &rest_of(&old)?);
-        let done = if self.is_at(old.as_fd()) { replace() } else { Ok(()) };
+        // Else somebody was faster.
+        let done = if self.is_at(old.as_fd()) { replace() } else { Err(Errno::AGAIN) };
         unlock(&old);
         done
     }
 
     /// Puts what `bytes` say, which were read from the log `old`, in its place.
-    fn replace(&self, old: &File, bytes: &[u8]) -> rustix::io::Result<()> {
-        let mut records = Vec::new();
-        for (name, kept) in &parse(bytes).files {
-            records.extend(record(KEPT, name, *kept));
-        }
+    fn replace(&self, old: &File, bytes: &[u8]) -> rustix::io::Result<HashMap<Vec<u8>, Logged>> {
+        let files = parse(bytes).files;
+        let (records, mut logged) = records(files.iter().map(|(name, file)| (name, file.content)));
         let new = beside(&self.path, ".new");
         let file = open_private(&new, OFlags::TRUNC | OFlags::WRONLY)?;
         write_all(file.as_fd(), &records, 0)?;
         rustix::fs::rename(&new, &self.path)?;
         if active(Fault::ForgetLateRecords) {
-            return Ok(());
+            return Ok(logged);
         }
         // Of what came late, removals are left out: such a file may be there again by now, and a
         // record of what is gone is no harm.
-        self.keep_all(&parse(&rest_of(old)?).files)
+        let late = parse(&rest_of(old)?).files.into_iter();
+        let late = late.map(|(name, file)| (name, file.content)).collect();
+        logged.extend(self.keep_all(&late)?);
+        Ok(logged)
     }
+}
+
+/// Records one after the other, and where each begins.
+fn records<'a>(
+    files: impl Iterator<Item = (&'a Vec<u8>, Content)>,
+) -> (Vec<u8>, HashMap<Vec<u8>, Logged>) {
+    let (mut bytes, mut logged) = (Vec::new(), HashMap::new());
+    for (name, content) in files {
+        logged.insert(name.clone(), Logged { content, at: bytes.len() as u64 });
+        bytes.extend(record(KEPT, name, content));
+    }
+    (bytes, logged)
 }
 
 /// What was not read yet.
@@ -215,10 +263,10 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-fn record(kind: u8, name: &[u8], kept: Kept) -> Vec<u8> {
+fn record(kind: u8, name: &[u8], content: Content) -> Vec<u8> {
     let mut body = Vec::with_capacity(FIXED + name.len());
     body.push(kind);
-    for number in [kept.version.0, kept.version.1, kept.hash] {
+    for number in [content.version.size, content.version.mtime, content.hash] {
         body.extend(number.to_le_bytes());
     }
     body.extend(name);
@@ -231,15 +279,16 @@ fn record(kind: u8, name: &[u8], kept: Kept) -> Vec<u8> {
 
 /// Believes nothing: a record counts only if its checksum says so.
 pub(crate) fn parse(mut bytes: &[u8]) -> Contents {
-    let mut contents = Contents::default();
+    let (mut contents, all) = (Contents::default(), bytes.len());
     while !bytes.is_empty() {
-        let Some((kind, name, kept, len)) = first(bytes) else {
+        let Some((kind, name, content, len)) = first(bytes) else {
             bytes = &bytes[1..];
             contents.damaged += 1;
             continue;
         };
         let before = if kind == KEPT {
-            contents.files.insert(name.to_vec(), kept)
+            let at = (all - bytes.len()) as u64;
+            contents.files.insert(name.to_vec(), Logged { content, at })
         } else {
             contents.outdated += 1;
             contents.files.remove(name)
@@ -251,7 +300,7 @@ pub(crate) fn parse(mut bytes: &[u8]) -> Contents {
 }
 
 /// The record at the beginning of `bytes`, and its length.
-fn first(bytes: &[u8]) -> Option<(u8, &[u8], Kept, usize)> {
+fn first(bytes: &[u8]) -> Option<(u8, &[u8], Content, usize)> {
     if !bytes.starts_with(&MARKER) {
         return None;
     }
@@ -267,13 +316,14 @@ fn first(bytes: &[u8]) -> Option<(u8, &[u8], Kept, usize)> {
     if !intact || ![KEPT, REMOVED].contains(&body[0]) {
         return None;
     }
-    let kept = Kept { version: (u64_at(body, 1)?, u64_at(body, 9)?), hash: u64_at(body, 17)? };
-    Some((body[0], &body[FIXED..], kept, 16 + len))
+    let version = Version { size: u64_at(body, 1)?, mtime: u64_at(body, 9)? };
+    let content = Content { version, hash: u64_at(body, 17)? };
+    Some((body[0], &body[FIXED..], content, 16 + len))
 }
 
 /// The files below `folder` that can only be ours: regular, private, of this user. For a folder whose
 /// log is lost.
-pub(crate) fn walk(folder: &Path) -> HashMap<Vec<u8>, Kept> {
+pub(crate) fn walk(folder: &Path) -> HashMap<Vec<u8>, Content> {
     let mut found = HashMap::new();
     let mut folders = vec![folder.to_path_buf()];
     while let Some(at) = folders.pop() {
@@ -282,11 +332,11 @@ pub(crate) fn walk(folder: &Path) -> HashMap<Vec<u8>, Kept> {
             let Ok(stat) = rustix::fs::lstat(&path) else { continue };
             if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
                 folders.push(path);
-            } else if crate::file::check_private(&stat).is_ok()
+            } else if crate::sys::private_file::check_private(&stat).is_ok()
                 && let Ok(name) = path.strip_prefix(folder)
             {
-                let kept = Kept { version: crate::copy::version(&stat), hash: 0 };
-                found.insert(name.as_os_str().as_bytes().to_vec(), kept);
+                let content = Content { version: Version::of(&stat), hash: 0 };
+                found.insert(name.as_os_str().as_bytes().to_vec(), content);
             }
         }
     }
@@ -294,136 +344,4 @@ pub(crate) fn walk(folder: &Path) -> HashMap<Vec<u8>, Kept> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn kept(n: u64) -> Kept {
-        Kept { version: (n, n * 1000), hash: n ^ 7 }
-    }
-
-    #[test]
-    fn what_was_appended_is_read_in_order() {
-        let mut bytes = record(KEPT, b"a", kept(1));
-        bytes.extend(record(KEPT, b"b/c", kept(2)));
-        bytes.extend(record(KEPT, b"a", kept(3)));
-        bytes.extend(record(REMOVED, b"b/c", kept(0)));
-        let read = parse(&bytes);
-        assert_eq!(read.files, HashMap::from([(b"a".to_vec(), kept(3))]));
-        assert_eq!((read.damaged, read.outdated), (0, 3));
-    }
-
-    #[test]
-    fn a_torn_record_costs_only_itself() {
-        let (one, two) = (record(KEPT, b"one", kept(1)), record(KEPT, b"two", kept(2)));
-        for cut in 0..one.len() {
-            let read = parse(&[&one[..cut], &two[..]].concat());
-            assert_eq!(read.files, HashMap::from([(b"two".to_vec(), kept(2))]), "cut at {cut}");
-            assert_eq!(read.damaged, cut);
-        }
-    }
-
-    /// P13: no flipped bit makes a record say something else.
-    #[test]
-    fn flipped_bits_are_found() {
-        let good = [record(KEPT, b"one", kept(1)), record(KEPT, b"two", kept(2))].concat();
-        let names = HashMap::from([(b"one".to_vec(), kept(1)), (b"two".to_vec(), kept(2))]);
-        for bit in 0..good.len() * 8 {
-            let mut bad = good.clone();
-            bad[bit / 8] ^= 1 << (bit % 8);
-            let read = parse(&bad);
-            assert!(read.damaged > 0 && read.files.len() == 1, "bit {bit}");
-            assert!(read.files.iter().all(|(name, kept)| names.get(name) == Some(kept)));
-        }
-    }
-
-    fn journal(what: &str) -> (PathBuf, Journal) {
-        let folder = std::env::temp_dir().join(format!("stocache-{what}-{}", std::process::id()));
-        let _old = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir_all(&folder).unwrap();
-        (folder.clone(), Journal { path: folder.join("index") })
-    }
-
-    #[test]
-    fn nothing_is_lost_when_the_log_is_written_anew_while_others_append() {
-        const EACH: u64 = 300;
-        let (folder, log) = journal("tidy");
-        std::thread::scope(|scope| {
-            let writers: Vec<_> = (0..4u64)
-                .map(|t| {
-                    let log = &log;
-                    scope.spawn(move || {
-                        for n in 0..EACH {
-                            let name = format!("{t}-{n}");
-                            log.keep(name.as_bytes(), kept(0)).unwrap();
-                            std::thread::sleep(Duration::from_micros(100));
-                            log.keep(name.as_bytes(), kept(n)).unwrap();
-                            if n % 2 == 1 {
-                                log.remove(name.as_bytes()).unwrap();
-                            }
-                        }
-                    })
-                })
-                .collect();
-            let mut anew = 0;
-            while !writers.iter().all(|writer| writer.is_finished()) {
-                anew += u64::from(log.tidy().is_ok());
-            }
-            assert!(anew > 0, "never written anew: the test tests nothing");
-        });
-        let read = log.read();
-        assert_eq!(read.damaged, 0);
-        assert_eq!(read.files.len() as u64, 4 * EACH / 2);
-        for (name, found) in &read.files {
-            let n: u64 = std::str::from_utf8(name).unwrap()[2..].parse().unwrap();
-            assert_eq!(*found, kept(n), "{n}");
-        }
-        log.tidy().unwrap();
-        let tidy = log.read();
-        assert_eq!((tidy.files, tidy.damaged, tidy.outdated), (read.files, 0, 0));
-        std::fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn what_is_in_the_place_of_the_log_is_moved_away_and_not_removed() {
-        let (folder, log) = journal("displace");
-        std::fs::create_dir_all(log.path.join("somebody's")).unwrap();
-        assert_eq!(log.read().damaged, 1);
-        assert_eq!(log.at_most(), None);
-        log.displace();
-        log.keep(b"a", kept(1)).unwrap();
-        assert_eq!(log.read().files.len(), 1);
-        assert!(folder.join("index.not-ours/somebody's").is_dir());
-        assert!(log.at_most() >= Some(1));
-        std::fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn nothing_is_lost_when_who_writes_the_log_anew_takes_longer_than_others_wait() {
-        let (folder, log) = journal("slow");
-        log.keep(b"a", kept(1)).unwrap();
-        log.keep(b"b", kept(2)).unwrap();
-        let old = File::options().read(true).write(true).open(&log.path).unwrap();
-        rustix::fs::flock(&old, FlockOperation::NonBlockingLockExclusive).unwrap();
-        let bytes = rest_of(&old).unwrap();
-        log.keep(b"late", kept(3)).unwrap();
-        log.remove(b"b").unwrap();
-        log.replace(&old, &bytes).unwrap();
-        let read = log.read();
-        assert_eq!(read.files.get(&b"a"[..]), Some(&kept(1)));
-        assert_eq!(read.files.get(&b"late"[..]), Some(&kept(3)), "written without the lock");
-        assert_eq!((read.files.len(), read.damaged), (3, 0), "a removal may be forgotten");
-        std::fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn who_writes_the_log_anew_and_stands_still_holds_nobody_up() {
-        let (folder, log) = journal("stopped");
-        log.keep(b"a", kept(1)).unwrap();
-        let file = std::fs::File::open(&log.path).unwrap();
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
-        log.keep(b"b", kept(2)).unwrap();
-        assert!(log.tidy().is_err());
-        assert_eq!(log.read().files.len(), 2);
-        std::fs::remove_dir_all(folder).unwrap();
-    }
-}
+mod tests;

@@ -1,8 +1,8 @@
 //! Counters of all processes, without contention: each process adds to a stripe of its own.
 
-use crate::fork;
-use crate::layout::{COUNTER_STRIPE_BYTES, COUNTER_STRIPES, COUNTERS_AT};
-use crate::memory::Mapping;
+use crate::segment::parts::{COUNTER_STRIPE_BYTES, COUNTER_STRIPES, COUNTERS_AT};
+use crate::sys::fork;
+use crate::sys::mapping::Mapping;
 use std::sync::atomic::Ordering;
 
 /// What is counted; the number is the place of the counter in a stripe.
@@ -36,6 +36,8 @@ pub(crate) enum Count {
     Stale = 12,
     /// Requests for a file that were answered with its source.
     Passed = 13,
+    /// Samples of a type that cannot be stored.
+    Unsupported = 14,
 }
 
 /// The counters of a segment.

@@ -3,9 +3,12 @@
 //! ```text
 //!   0        header, never changed after creation (HEADER_BYTES)
 //!   512      frozen       u32   1: no more writes, set by whoever met a full mount, reset by clear
-//!   576      epoch        u64   raised before readable bytes change (see slot.rs)
+//!   576      epoch        u64   raised before readable bytes change (see claim.rs)
+//!   640      told         u32   what was said to the user already, a bit each
+//!   1024     notes        text for people, zero from its end on (see list.rs)
 //!   4096     counters     COUNTER_STRIPES stripes of COUNTER_STRIPE_BYTES
-//!   states   dataset_len  bytes, one state per sample (see slot.rs)
+//!   12288    leases       LEASES entries of two u64: who has it, how many claims (see claim.rs)
+//!   states   dataset_len  u16, one state per sample (see claim.rs)
 //!   checks   capacity     u64 checksums, only with verify
 //!   data     capacity     slots of slot_bytes each, no gaps
 //! ```
@@ -30,30 +33,20 @@
 //! A segment of records (store.rs) has kind 1 at 240 and differs from 32 on:
 //!
 //! ```text
-//!   states    dataset_len + LOCKS  bytes, one state per sample, then those of the locks
-//!   places    dataset_len  u64     where a sample's record begins (see store.rs)
-//!   infos     dataset_len  u64     its length and schema
-//!   regions   64 bytes of heads, then 64 bytes per region: cursor and last use
+//!   states    dataset_len + LOCKS  u16, one state per sample, then those of the locks
+//!   index     dataset_len          two u64 per sample: where its record is (see records/format.rs)
+//!   regions   a line of words, then two lines per region (see records/regions.rs)
+//!   writers   LEASES       u64     in which regions a process is writing
 //!   schemas   SCHEMA_BYTES         appended to, never changed
 //!   data      records
 //!
 //!   32   8   dataset_len        40   8   data_bytes
 //!   48   8   number of regions  192  8   states offset
-//!   200  8   places offset      208  8   data offset       216  8   total length
+//!   200  8   index offset       208  8   data offset       216  8   total length
 //!   240  4   kind
 //! ```
 //!
-//! A table of files (files.rs) has kind 2 at 240 and differs from 32 on:
-//!
-//! ```text
-//!   states    entries + LOCKS      bytes, the lock of each file
-//!   entries   entries              of ENTRY_WORDS u64 each (see table.rs)
-//!   heads     one line             words of all files together
-//!   rows      LEASES               of ROW_WORDS u64 each: which files a process was given last
-//!
-//!   32   8   entries            192  8   states offset
-//!   200  8   entries offset     208  8   rows offset       216  8   total length
-//! ```
+//! A table of files has kind 2 at 240 and differs from 32 on: see table_layout.rs.
 //!
 //! Offsets follow from the geometry; they are stored so that a reader of another build that
 //! computes them differently refuses the segment instead of reading the wrong bytes.
@@ -62,20 +55,15 @@
 use crate::error::{Error, Kind, Result};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
+pub use crate::segment::parts::HEADER_BYTES;
+pub(crate) use crate::segment::parts::*;
+pub(crate) use crate::segment::records_layout::*;
+pub use crate::segment::records_layout::{RecordLayout, Room};
+pub use crate::segment::slots_layout::{Geometry, Layout, MAX_DIMS};
+pub use crate::segment::table_layout::{Table, TableLayout};
+
 /// The number of this format; part of a segment's name, so that versions never meet.
-pub const FORMAT: u32 = 1;
-/// The most dimensions a sample can have.
-pub const MAX_DIMS: usize = 16;
-/// Length of the immutable header.
-pub const HEADER_BYTES: usize = 256;
-
-pub(crate) const FROZEN_AT: usize = 512;
-pub(crate) const EPOCH_AT: usize = 576;
-pub(crate) const COUNTERS_AT: usize = PAGE;
-pub(crate) const COUNTER_STRIPES: usize = 64;
-pub(crate) const COUNTER_STRIPE_BYTES: usize = 128;
-
-const PAGE: usize = 4096;
+pub const FORMAT: u32 = 2;
 const MAGIC: [u8; 8] = *b"stocache";
 const CHECKSUM_AT: usize = HEADER_BYTES - 8;
 const FLAG_KEEP: u32 = 1;
@@ -84,374 +72,6 @@ const KIND_SLOTS: u32 = 0;
 const KIND_RECORDS: u32 = 1;
 const KIND_FILES: u32 = 2;
 
-const _: () = {
-    assert!(HEADER_BYTES <= FROZEN_AT);
-    assert!(FROZEN_AT / 64 != EPOCH_AT / 64, "the epoch has its own cache line");
-    assert!(EPOCH_AT.is_multiple_of(8) && EPOCH_AT + 8 <= COUNTERS_AT);
-    assert!(COUNTERS_AT.is_multiple_of(COUNTER_STRIPE_BYTES));
-    assert!(64 + 8 * MAX_DIMS == 192);
-};
-
-/// What is cached: how many samples of which shape, and how many of them fit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Geometry {
-    /// Samples in the dataset.
-    pub dataset_len: u64,
-    /// Samples that fit in the cache: the first `capacity` by index.
-    pub capacity: u64,
-    /// Bytes of one sample.
-    pub slot_bytes: u64,
-    /// torch's ScalarType number.
-    pub dtype: i32,
-    /// Dimensions of one sample.
-    pub dims: Vec<u64>,
-    /// A checksum per slot.
-    pub verify: bool,
-}
-
-impl Geometry {
-    /// As many samples of `dims` as `limit_bytes` hold, after one state byte per sample of the dataset.
-    pub fn plan(
-        limit_bytes: u64,
-        dataset_len: u64,
-        dims: &[u64],
-        dtype: i32,
-        item_bytes: u64,
-        verify: bool,
-    ) -> Result<Self> {
-        if dims.len() > MAX_DIMS {
-            return Err(Error::new(
-                Kind::Argument,
-                format!(
-                    "data_dims has {} dimensions, at most {MAX_DIMS} are allowed; flatten some of them",
-                    dims.len()
-                ),
-            ));
-        }
-        if dataset_len == 0 {
-            return Err(Error::new(Kind::Argument, "dataset_len is 0, it must be at least 1"));
-        }
-        let slot_bytes = dims
-            .iter()
-            .try_fold(item_bytes, |bytes, &dim| bytes.checked_mul(dim))
-            .filter(|&bytes| bytes <= i64::MAX as u64)
-            .ok_or_else(|| {
-                Error::new(
-                    Kind::Argument,
-                    format!(
-                        "data_dims {dims:?} is more than 2^63 bytes a sample; make them smaller"
-                    ),
-                )
-            })?;
-        if slot_bytes == 0 {
-            return Err(Error::new(
-                Kind::Argument,
-                format!("data_dims {dims:?} holds no element, every dimension must be at least 1"),
-            ));
-        }
-        let geometry = Self {
-            dataset_len,
-            capacity: (limit_bytes.saturating_sub(dataset_len) / slot_bytes).min(dataset_len),
-            slot_bytes,
-            dtype,
-            dims: dims.to_vec(),
-            verify,
-        };
-        geometry.layout().map(|_| geometry)
-    }
-
-    /// Where everything lies.
-    pub fn layout(&self) -> Result<Layout> {
-        let too_large = || {
-            Error::new(
-                Kind::Argument,
-                format!("a cache of {self} is beyond what one file can hold; lower size_limit_gib"),
-            )
-        };
-        Layout::of(self).ok_or_else(too_large)
-    }
-}
-
-impl std::fmt::Display for Geometry {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{} of {} samples, data_dims {:?}, dtype {}, {} a sample{}",
-            self.capacity,
-            self.dataset_len,
-            self.dims,
-            dtype_name(self.dtype),
-            Bytes(self.slot_bytes),
-            if self.verify { ", verified" } else { "" }
-        )
-    }
-}
-
-/// torch's name for a ScalarType number; the numbers are part of torch's own file formats.
-fn dtype_name(dtype: i32) -> String {
-    let name = match dtype {
-        0 => "uint8",
-        1 => "int8",
-        2 => "int16",
-        3 => "int32",
-        4 => "int64",
-        5 => "float16",
-        6 => "float32",
-        7 => "float64",
-        9 => "complex64",
-        10 => "complex128",
-        11 => "bool",
-        15 => "bfloat16",
-        23 => "float8_e5m2",
-        24 => "float8_e4m3fn",
-        27 => "uint16",
-        28 => "uint32",
-        29 => "uint64",
-        other => return format!("number {other}"),
-    };
-    name.to_string()
-}
-
-/// A number of bytes as people read it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bytes(pub u64);
-
-impl std::fmt::Display for Bytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-        if self.0 < 1024 {
-            return write!(f, "{} bytes", self.0);
-        }
-        let mut value = self.0 as f64 / 1024.0;
-        let mut unit = 0;
-        while value >= 1024.0 && unit + 1 < UNITS.len() {
-            value /= 1024.0;
-            unit += 1;
-        }
-        write!(f, "{value:.2} {}", UNITS[unit])
-    }
-}
-
-/// Offsets of the parts of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
-    /// The state bytes.
-    pub states_at: u64,
-    /// The checksums; equal to `data_at` without verify.
-    pub checks_at: u64,
-    /// The slots. Everything before is metadata, allocated at creation.
-    pub data_at: u64,
-    /// Length of the segment.
-    pub total: u64,
-}
-
-impl Layout {
-    fn of(geometry: &Geometry) -> Option<Self> {
-        let pages = |at: u64| at.checked_next_multiple_of(PAGE as u64);
-        let states_at = (COUNTERS_AT + COUNTER_STRIPES * COUNTER_STRIPE_BYTES) as u64;
-        let checks_at = pages(states_at.checked_add(geometry.dataset_len)?)?;
-        let checks = if geometry.verify { geometry.capacity.checked_mul(8)? } else { 0 };
-        let data_at = pages(checks_at.checked_add(checks)?)?;
-        let total = data_at.checked_add(geometry.capacity.checked_mul(geometry.slot_bytes)?)?;
-        (total <= i64::MAX as u64).then_some(Self { states_at, checks_at, data_at, total })
-    }
-
-    /// Where slot `i` begins.
-    #[inline]
-    pub(crate) fn slot_at(&self, geometry: &Geometry, i: u64) -> u64 {
-        debug_assert!(i < geometry.capacity);
-        self.data_at + i * geometry.slot_bytes
-    }
-}
-
-/// Room for records of any size.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Room {
-    /// Samples in the dataset.
-    pub dataset_len: u64,
-    /// Bytes for records.
-    pub data_bytes: u64,
-    /// Into how many regions they are divided. One is never recycled; of several, the one that was
-    /// not used for longest is emptied when a new one is needed.
-    pub regions: u64,
-}
-
-/// States beyond those of the samples: locks that end with their holder.
-pub(crate) const LOCKS: u64 = 2;
-/// Bytes for the schemas of records.
-pub(crate) const SCHEMA_BYTES: u64 = 64 << 10;
-const LINE: u64 = 64;
-/// How many regions there are where regions are recycled.
-const REGIONS: u64 = 32;
-
-impl Room {
-    /// What `limit_bytes` leave for records once the index has its share.
-    pub fn plan(limit_bytes: u64, dataset_len: u64, recycle: bool) -> Result<Self> {
-        if dataset_len == 0 {
-            return Err(Error::new(
-                Kind::Argument,
-                "the dataset is empty; there is nothing to cache",
-            ));
-        }
-        let regions = if recycle { REGIONS } else { 1 };
-        let bare = Self { dataset_len, data_bytes: 0, regions };
-        let index = bare.layout()?.data_at;
-        // A region begins where a record may.
-        let each = limit_bytes.saturating_sub(index) / regions / RECORD_ALIGN * RECORD_ALIGN;
-        if each == 0 {
-            return Err(Error::new(
-                Kind::Argument,
-                format!(
-                    "memory is {}, which is too small: the index of {dataset_len} samples alone takes {}; raise it",
-                    Bytes(limit_bytes),
-                    Bytes(index)
-                ),
-            ));
-        }
-        let room = Self { dataset_len, data_bytes: each * regions, regions };
-        room.layout().map(|_| room)
-    }
-
-    /// Bytes of one region.
-    pub fn region_bytes(&self) -> u64 {
-        self.data_bytes / self.regions
-    }
-
-    /// Where everything lies.
-    pub fn layout(&self) -> Result<RecordLayout> {
-        RecordLayout::of(self).ok_or_else(|| {
-            Error::new(
-                Kind::Argument,
-                format!("a cache of {self} is beyond what one file can hold; lower the limit"),
-            )
-        })
-    }
-}
-
-impl std::fmt::Display for Room {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let policy = if self.regions == 1 { "freeze" } else { "lru" };
-        write!(
-            f,
-            "{} for records of {} samples, policy {policy:?}",
-            Bytes(self.data_bytes),
-            self.dataset_len
-        )
-    }
-}
-
-/// Records begin at multiples of this, which suits every element type.
-pub(crate) const RECORD_ALIGN: u64 = 16;
-
-/// Offsets of the parts of a segment of records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordLayout {
-    pub(crate) states_at: u64,
-    pub(crate) places_at: u64,
-    pub(crate) infos_at: u64,
-    pub(crate) regions_at: u64,
-    pub(crate) schemas_at: u64,
-    /// The records. Everything before is metadata, allocated at creation.
-    pub data_at: u64,
-    /// Length of the segment.
-    pub total: u64,
-}
-
-impl RecordLayout {
-    fn of(room: &Room) -> Option<Self> {
-        let lines = |at: u64| at.checked_next_multiple_of(LINE);
-        let words = room.dataset_len.checked_mul(8)?;
-        let states_at = (COUNTERS_AT + COUNTER_STRIPES * COUNTER_STRIPE_BYTES) as u64;
-        let places_at = lines(states_at.checked_add(room.dataset_len)?.checked_add(LOCKS)?)?;
-        let infos_at = lines(places_at.checked_add(words)?)?;
-        let regions_at = lines(infos_at.checked_add(words)?)?;
-        let schemas_at = regions_at.checked_add(room.regions.checked_add(1)?.checked_mul(LINE)?)?;
-        let data_at =
-            schemas_at.checked_add(SCHEMA_BYTES)?.checked_next_multiple_of(PAGE as u64)?;
-        let total = data_at.checked_add(room.data_bytes)?;
-        let fits = total <= i64::MAX as u64;
-        fits.then_some(Self {
-            states_at,
-            places_at,
-            infos_at,
-            regions_at,
-            schemas_at,
-            data_at,
-            total,
-        })
-    }
-
-    /// Where the words of region `r` are; those of all regions together stand before the first.
-    pub(crate) fn region_at(&self, r: u64) -> usize {
-        (self.regions_at + (r + 1) * LINE) as usize
-    }
-}
-
-/// Room to note what is known of files.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table {
-    /// Files that can be told apart; some more than are expected.
-    pub entries: u64,
-}
-
-/// Entries beyond those that are expected; few in unit tests, which fill a table.
-const SPARE: u64 = if cfg!(test) { 1 << 10 } else { 1 << 16 };
-/// Words of one file: a cache line.
-pub(crate) const ENTRY_WORDS: u64 = 8;
-/// Threads of a process that are told apart; see table.rs.
-pub(crate) const ROW_THREADS: u64 = 32;
-/// Words of one process: two per thread.
-pub(crate) const ROW_WORDS: u64 = 2 * ROW_THREADS;
-
-impl Table {
-    /// Room for `files` files and for those that come later: new ones, or those of another list of
-    /// names below the same source. An entry is 65 bytes.
-    pub fn plan(files: u64) -> Result<Self> {
-        let table = Self { entries: files.saturating_add(files / 4).saturating_add(SPARE) };
-        table.layout().map(|_| table)
-    }
-
-    /// Where everything lies.
-    pub fn layout(&self) -> Result<TableLayout> {
-        TableLayout::of(self).ok_or_else(|| {
-            Error::new(
-                Kind::Argument,
-                format!("{} files are more than one cache can know", self.entries),
-            )
-        })
-    }
-}
-
-impl std::fmt::Display for Table {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "a table of {} files", self.entries)
-    }
-}
-
-/// Offsets of the parts of a table of files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TableLayout {
-    pub(crate) states_at: u64,
-    pub(crate) entries_at: u64,
-    pub(crate) heads_at: u64,
-    pub(crate) rows_at: u64,
-    pub(crate) total: u64,
-}
-
-impl TableLayout {
-    fn of(table: &Table) -> Option<Self> {
-        let lines = |at: u64| at.checked_next_multiple_of(LINE);
-        let states_at = (COUNTERS_AT + COUNTER_STRIPES * COUNTER_STRIPE_BYTES) as u64;
-        let entries_at = lines(states_at.checked_add(table.entries)?.checked_add(LOCKS)?)?;
-        let heads_at = entries_at.checked_add(table.entries.checked_mul(8 * ENTRY_WORDS)?)?;
-        let rows_at = heads_at.checked_add(LINE)?;
-        let rows = u64::from(crate::slot::LEASES) * 8 * ROW_WORDS;
-        let total = rows_at.checked_add(rows)?.checked_next_multiple_of(PAGE as u64)?;
-        let fits = total <= i64::MAX as u64;
-        fits.then_some(Self { states_at, entries_at, heads_at, rows_at, total })
-    }
-}
-
 /// What a segment holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
@@ -459,7 +79,7 @@ pub enum Plan {
     Slots(Geometry),
     /// Records of any size (store.rs).
     Records(Room),
-    /// What is known of files (files.rs).
+    /// What is known of files (files/table).
     Files(Table),
 }
 
@@ -469,7 +89,7 @@ impl Plan {
         match self {
             Plan::Slots(geometry) => geometry.dataset_len,
             Plan::Records(room) => room.dataset_len,
-            Plan::Files(table) => table.entries,
+            Plan::Files(table) => table.expected,
         }
     }
 
@@ -486,13 +106,44 @@ impl Plan {
         }
     }
 
+    /// The argument with which people say how large it may be.
+    pub(crate) fn size_argument(&self) -> &'static str {
+        match self {
+            Plan::Slots(_) => "size_limit_gib",
+            Plan::Records(_) => "memory",
+            Plan::Files(_) => "the number of files",
+        }
+    }
+
     /// Where the data begin, and the length of the segment. What lies before is metadata.
     pub fn extent(&self) -> Result<(u64, u64)> {
         match self {
             Plan::Slots(geometry) => geometry.layout().map(|l| (l.data_at, l.total)),
             Plan::Records(room) => room.layout().map(|l| (l.data_at, l.total)),
-            Plan::Files(table) => table.layout().map(|l| (l.total, l.total)),
+            Plan::Files(table) => table.layout().map(|l| (l.data_at, l.total)),
         }
+    }
+}
+
+/// Memory that a segment takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Budget {
+    /// What there must be.
+    pub(crate) least: u64,
+    /// What it takes when it is used as expected.
+    pub(crate) likely: u64,
+}
+
+impl Plan {
+    /// Memory that it takes. Samples fill what they were given; a table of files grows with use.
+    pub(crate) fn budget(&self) -> Result<Budget> {
+        let (metadata, total) = self.extent()?;
+        Ok(match self {
+            Plan::Files(table) => {
+                Budget { least: metadata, likely: table.likely_bytes().max(metadata) }
+            }
+            _ => Budget { least: total, likely: total },
+        })
     }
 }
 
@@ -550,13 +201,13 @@ impl Header {
                 put(40, &room.data_bytes.to_le_bytes());
                 put(48, &room.regions.to_le_bytes());
                 put(240, &KIND_RECORDS.to_le_bytes());
-                [layout.states_at, layout.places_at, layout.data_at, layout.total]
+                [layout.states_at, layout.index_at, layout.data_at, layout.total]
             }
             Plan::Files(table) => {
-                let layout = table.layout()?;
                 put(32, &table.entries.to_le_bytes());
+                put(40, &table.expected.to_le_bytes());
                 put(240, &KIND_FILES.to_le_bytes());
-                [layout.states_at, layout.entries_at, layout.rows_at, layout.total]
+                table.layout()?.offsets()
             }
         };
         for (i, offset) in offsets.iter().enumerate() {
@@ -611,10 +262,8 @@ impl Header {
                     .is_some_and(|l| [l.states_at, l.checks_at, l.data_at, l.total] == offsets);
             (Plan::Slots(geometry), fits)
         } else if kind == KIND_FILES {
-            let table = Table { entries: u64_at(32) };
-            let fits = table.entries > 0
-                && TableLayout::of(&table)
-                    .is_some_and(|l| [l.states_at, l.entries_at, l.rows_at, l.total] == offsets);
+            let table = Table { entries: u64_at(32), expected: u64_at(40) };
+            let fits = TableLayout::of(&table).is_some_and(|l| l.offsets() == offsets);
             (Plan::Files(table), fits)
         } else {
             let room =
@@ -624,7 +273,7 @@ impl Header {
                 && room.data_bytes > 0
                 && room.data_bytes.is_multiple_of(room.regions * RECORD_ALIGN)
                 && RecordLayout::of(&room)
-                    .is_some_and(|l| [l.states_at, l.places_at, l.data_at, l.total] == offsets);
+                    .is_some_and(|l| [l.states_at, l.index_at, l.data_at, l.total] == offsets);
             (Plan::Records(room), fits)
         };
         if !fits {
@@ -651,7 +300,7 @@ impl Header {
 }
 
 /// Whether a file begins like a segment of any format. The first 16 bytes keep their meaning in
-/// every format, so that a sweep can tell leftovers of other versions from kept caches.
+/// every format, so that leftovers of other versions can be told from kept caches.
 pub(crate) fn is_ours(bytes: &[u8; HEADER_BYTES]) -> bool {
     bytes[..8] == MAGIC
 }
@@ -666,11 +315,6 @@ pub(crate) fn is_kept(bytes: &[u8; HEADER_BYTES]) -> bool {
     u32::from_le_bytes(field(bytes, 12)) & FLAG_KEEP != 0
 }
 
-/// The checksum of a slot's bytes.
-pub(crate) fn slot_checksum(bytes: &[u8]) -> u64 {
-    xxh3_64(bytes)
-}
-
 fn field<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
@@ -682,9 +326,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GOLDEN_CHECKSUM: u64 = 11_059_473_271_207_105_674;
+    const GOLDEN_CHECKSUM: u64 = 15_325_641_974_674_124_620;
 
-    const GOLDEN_CHECKSUM_OF_A_TABLE: u64 = 102_470_075_741_456_972;
+    const GOLDEN_CHECKSUM_OF_A_TABLE: u64 = 15_751_323_736_257_782_614;
 
     fn header() -> Header {
         Header {
@@ -696,7 +340,7 @@ mod tests {
     }
 
     fn table() -> Header {
-        let plan = Plan::Files(Table { entries: 1000 });
+        let plan = Plan::Files(Table { entries: 1000, expected: 200 });
         Header { instance: 0x0102_0304, keep: false, fingerprint: 0, plan }
     }
 
@@ -722,7 +366,7 @@ mod tests {
     #[test]
     fn header_bytes_of_this_format_are_these() {
         let bytes = header().encode().unwrap();
-        assert_eq!(&bytes[..16], b"stocache\x01\0\0\0\x03\0\0\0");
+        assert_eq!(&bytes[..16], b"stocache\x02\0\0\0\x03\0\0\0");
         assert_eq!(&bytes[16..24], &[4, 3, 2, 1, 0, 0, 0, 0]);
         assert_eq!(
             &bytes[32..64],
@@ -736,10 +380,10 @@ mod tests {
         assert_eq!(
             &bytes[192..224],
             &[
-                0, 0x30, 0, 0, 0, 0, 0, 0, // states at 12288
-                0, 0x40, 0, 0, 0, 0, 0, 0, // checks at 16384
-                0, 0x60, 0, 0, 0, 0, 0, 0, // data at 24576
-                0x60, 0x4a, 1, 0, 0, 0, 0, 0, // total 84576
+                0, 0x30, 1, 0, 0, 0, 0, 0, // states at 77824
+                0, 0x40, 1, 0, 0, 0, 0, 0, // checks at 81920
+                0, 0x60, 1, 0, 0, 0, 0, 0, // data at 90112
+                0x60, 0x4a, 2, 0, 0, 0, 0, 0, // total 150112
             ]
         );
         assert_eq!(u64::from_le_bytes(field(&bytes, 248)), GOLDEN_CHECKSUM);
@@ -748,42 +392,19 @@ mod tests {
     #[test]
     fn header_bytes_of_a_table_of_files_are_these() {
         let bytes = table().encode().unwrap();
-        assert_eq!(&bytes[..16], b"stocache\x01\0\0\0\0\0\0\0");
+        assert_eq!(&bytes[..16], b"stocache\x02\0\0\0\0\0\0\0");
         assert_eq!(&bytes[16..24], &[4, 3, 2, 1, 0, 0, 0, 0]);
         assert_eq!(&bytes[32..40], &[0xe8, 3, 0, 0, 0, 0, 0, 0]); // 1000 entries
-        assert!(bytes[40..192].iter().all(|&byte| byte == 0));
-        assert_eq!(
-            &bytes[192..224],
-            &[
-                0, 0x30, 0, 0, 0, 0, 0, 0, // states at 12288
-                0, 0x34, 0, 0, 0, 0, 0, 0, // entries at 13312
-                0x40, 0x2e, 1, 0, 0, 0, 0, 0, // rows at 77376, after one line of words
-                0, 0x30, 3, 0, 0, 0, 0, 0, // total 208896
-            ]
-        );
+        assert_eq!(&bytes[40..48], &[200, 0, 0, 0, 0, 0, 0, 0]); // 200 expected
+        assert!(bytes[48..192].iter().all(|&byte| byte == 0));
+        let offsets: Vec<u64> =
+            (192..224).step_by(8).map(|at| u64::from_le_bytes(field(&bytes, at))).collect();
+        assert_eq!(offsets, [81_920, 2_187_264, 2_240_512, 2_297_856]); // states, index, entries, total
         assert_eq!(&bytes[240..244], &[2, 0, 0, 0]); // kind
         assert_eq!(u64::from_le_bytes(field(&bytes, 248)), GOLDEN_CHECKSUM_OF_A_TABLE);
     }
 
-    #[test]
-    fn a_table_has_room_for_more_files_than_expected() {
-        assert_eq!(Table::plan(0).unwrap().entries, 1024);
-        assert_eq!(Table::plan(1_000_000).unwrap().entries, 1_251_024);
-        assert!(Table::plan(u64::MAX).is_err());
-        assert!(Table::plan(u64::MAX / 64).is_err());
-    }
-
     proptest! {
-        #[test]
-        fn parts_of_a_table_do_not_overlap(entries in 1u64..1 << 40) {
-            let l = Table { entries }.layout().unwrap();
-            prop_assert!(l.states_at + entries + LOCKS <= l.entries_at);
-            prop_assert_eq!(l.entries_at + entries * 64, l.heads_at);
-            prop_assert_eq!(l.heads_at + LINE, l.rows_at);
-            prop_assert!(l.rows_at + u64::from(crate::slot::LEASES) * 8 * ROW_WORDS <= l.total);
-            prop_assert!([l.entries_at, l.heads_at, l.rows_at].iter().all(|at| at % LINE == 0));
-        }
-
         #[test]
         fn layout_parts_do_not_overlap(
             limit in 1u64..1 << 45,
@@ -793,7 +414,7 @@ mod tests {
         ) {
             if let Ok(g) = Geometry::plan(limit, len, &dims, 0, 4, verify) {
                 let l = g.layout().unwrap();
-                prop_assert!(l.states_at + g.dataset_len <= l.checks_at);
+                prop_assert!(l.states_at + 2 * g.dataset_len <= l.checks_at);
                 let checks = u64::from(verify) * g.capacity * 8;
                 prop_assert!(l.checks_at + checks <= l.data_at);
                 prop_assert_eq!(l.data_at + g.capacity * g.slot_bytes, l.total);

@@ -1,4 +1,4 @@
-//! One piece of shared memory per cache and node: create, attach, detach, sweep.
+//! One piece of shared memory per cache and node: create, attach, detach, remove what was left.
 //!
 //! A segment is a file in /dev/shm, or a memfd where /dev/shm is too small. Whoever uses it holds
 //! a shared flock on it, so "does anybody live?" is one question to the kernel: an exclusive lock
@@ -10,32 +10,35 @@
 //!   attach   open, check what it is; lock exclusive succeeds: a leftover, removed and made anew
 //!            (or, if kept, used again); else lock shared; no name any more: start over
 //!   detach   lock exclusive succeeds: we are the last, remove the name unless it is kept;
-//!            else sweep at exit: the others may have ended without a word by then
-//!   sweep    the same test on all leftovers of this user: never by age, never by pid
+//!            else look again at exit: the others may have ended without a word by then
+//!   left     the same test on all files of this user: never by age, never by pid
 //! ```
 //!
 //! A memfd has no name to leave behind. Others find it by walking /proc/<pid>/fd of the same
 //! user; an abstract socket address serves as the lock under which one is looked for and made.
 
+use crate::bytes::Bytes;
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
-use crate::file::{
+use crate::segment::claim;
+use crate::segment::layout::{self, Budget, Header, Plan};
+use crate::segment::name::Backing;
+use crate::segment::name::{SHM, backing_of, check_name, file_name, file_prefix, path_of};
+use crate::sys::fork::{self, Anchor, Unforked, Unshared};
+use crate::sys::huge_pages::{self, HUGE_BYTES, HugePages};
+use crate::sys::limits;
+use crate::sys::mapping::Mapping;
+use crate::sys::private_file::{
     allocate, check_private, is_named, make_private, open_checked, read_header, unlink_same,
     write_all, write_all_parts,
 };
-use crate::fork::{self, Anchor, Unforked};
-use crate::layout::{self, Bytes, Header, Plan};
-use crate::memory::Mapping;
-pub use crate::name::Backing;
-use crate::name::{SHM, backing_of, check_name, file_name, file_prefix, numbers, path_of};
-use crate::{slot, space};
+use crate::sys::proc::numbers;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::CString;
 use std::io::IoSlice;
 use std::os::fd::IntoRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -44,6 +47,8 @@ use std::time::{Duration, Instant};
 /// How long an attach may meet others who are just creating or removing the same name.
 const PATIENCE: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_micros(200);
+/// How long to wait for who is making a memfd: it walks /proc, which takes long on a large node.
+const CREATION_PATIENCE: Duration = Duration::from_secs(120);
 
 /// How a segment was come by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +85,8 @@ pub struct Request {
     pub keep: bool,
     /// Where the bytes live.
     pub backing: Backing,
+    /// Whether this process fills it with huge pages.
+    pub huge_pages: HugePages,
     /// The name is random: nobody else can have it, so nobody needs to be looked for.
     pub private: bool,
     /// A process that has it open.
@@ -102,7 +109,7 @@ struct Wanted<'a> {
 
 impl Wanted<'_> {
     fn check(self, header: &Header) -> Result<()> {
-        space::check_file_size(header.plan.extent()?.1)?;
+        limits::check_file_size(header.plan.extent()?.1)?;
         let Some(request) = self.like else { return Ok(()) };
         let why = if !header.plan.serves(&request.plan) {
             format!(
@@ -117,7 +124,7 @@ impl Wanted<'_> {
             )
         } else if header.fingerprint != request.fingerprint {
             let remedy = if header.keep {
-                format!("remove the old one (rm {})", path_of(self.name).display())
+                format!("remove the old one (on_change=\"clear\", or `stocache rm {}`)", self.name)
             } else {
                 "end the programs that use it".to_string()
             };
@@ -132,11 +139,12 @@ impl Wanted<'_> {
     }
 }
 
-fn unsettled(name: &str) -> Error {
+fn contended(name: &str) -> Error {
     Error::new(
         Kind::State,
         format!(
-            "others have been creating and removing the cache {name:?} for {} s; use another name",
+            "others have been creating and removing the cache {name:?} for at least {} s; \
+             use another name",
             PATIENCE.as_secs()
         ),
     )
@@ -149,6 +157,8 @@ pub struct Segment {
     header: Header,
     backing: Backing,
     name: String,
+    /// What was asked for, and whether it can be had.
+    huge_pages: (HugePages, bool),
 }
 
 impl Segment {
@@ -162,7 +172,7 @@ impl Segment {
             ));
         }
         let (_, total) = request.plan.extent()?;
-        space::check_file_size(total)?;
+        limits::check_file_size(total)?;
         let elsewhere = request.join.filter(|_| !active(Fault::JoinByNameOnly));
         if let Some(join) = elsewhere
             && let Some(found) =
@@ -170,7 +180,7 @@ impl Segment {
         {
             return Ok((found, Opened::Joined));
         }
-        sweep();
+        remove_leftovers();
         let started = Instant::now();
         while started.elapsed() < PATIENCE {
             match Self::attach(request.wanted())? {
@@ -193,15 +203,15 @@ impl Segment {
             {
                 return Ok((found, Opened::Joined));
             }
-            let made = match choose(request, total)? {
-                Backing::Memfd => Some(Self::create_memfd(request, started)?),
+            let made = match choose(request)? {
+                Backing::Memfd => Some(Self::create_memfd(request)?),
                 _ => Self::create(request)?.map(|segment| (segment, Opened::Created)),
             };
             if let Some(made) = made {
                 return Ok(made);
             }
         }
-        Err(unsettled(&request.name))
+        Err(contended(&request.name))
     }
 
     /// Joins the segment of that name, which must exist and, if given, be what `like` asks for.
@@ -228,13 +238,12 @@ impl Segment {
                 Attached::Changing => std::thread::sleep(RETRY),
             }
         }
-        Err(unsettled(name))
+        Err(contended(name))
     }
 
     fn create(request: &Request) -> Result<Option<Self>> {
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let unforked = fork::hold();
-        let file = rustix::fs::openat(CWD, SHM, flags, Mode::RUSR | Mode::WUSR)
+        let file = open_empty(Backing::Shm)
             .map_err(|errno| Error::system("cannot create a file in /dev/shm", errno))?;
         let header = Self::lay_out(file.as_fd(), request)?;
         lock(file.as_fd(), FlockOperation::NonBlockingLockShared)?;
@@ -243,7 +252,8 @@ impl Segment {
         // The name is removed on detach unless it is kept, so the anchor learns it before it exists.
         let path_too = Some(path.clone());
         let segment =
-            Self::assemble(unforked, file, header, &request.name, Backing::Shm, path_too)?;
+            Self::assemble(unforked, file, header, request.wanted(), Backing::Shm, path_too)?;
+        segment.check_huge_pages()?;
         segment.mark_beyond();
         match rustix::fs::linkat(CWD, magic, CWD, &path, AtFlags::SYMLINK_FOLLOW) {
             Ok(()) => Ok(Some(segment)),
@@ -252,13 +262,26 @@ impl Segment {
         }
     }
 
-    /// Looks again and, if there is none, makes one, under a lock that ends with its holder.
-    fn create_memfd(request: &Request, started: Instant) -> Result<(Self, Opened)> {
-        let _lock = if request.private { None } else { creation_lock(&request.name, started)? };
-        if !request.private
-            && let Some(found) = Self::find(request.wanted(), None)?
-        {
-            return Ok((found, Opened::Joined));
+    /// Looks again and, if there is none, makes one, under a lock that ends with its holder. Who does
+    /// not get the lock looks until whoever has it is done: one is made, or none.
+    fn create_memfd(request: &Request) -> Result<(Self, Opened)> {
+        let began = Instant::now();
+        let mut alone = None;
+        while !request.private && alone.is_none() {
+            if began.elapsed() > CREATION_PATIENCE {
+                return Err(contended(&request.name));
+            }
+            alone = creation_lock(&request.name)?;
+            // After the lock was asked for: who had it before us may have made one.
+            if let Some(found) = Self::find(request.wanted(), None)? {
+                return Ok((found, Opened::Joined));
+            }
+            if active(Fault::SlowWalkUnlocked) {
+                break;
+            }
+            if alone.is_none() {
+                std::thread::sleep(RETRY);
+            }
         }
         let unforked = fork::hold();
         let file =
@@ -266,7 +289,9 @@ impl Segment {
                 .map_err(|errno| Error::system("cannot create a memfd", errno))?;
         let header = Self::lay_out(file.as_fd(), request)?;
         lock(file.as_fd(), FlockOperation::NonBlockingLockShared)?;
-        let segment = Self::assemble(unforked, file, header, &request.name, Backing::Memfd, None)?;
+        let segment =
+            Self::assemble(unforked, file, header, request.wanted(), Backing::Memfd, None)?;
+        segment.check_huge_pages()?;
         segment.mark_beyond();
         Ok((segment, Opened::Created))
     }
@@ -301,17 +326,35 @@ impl Segment {
         Ok(header)
     }
 
-    /// The state bytes beyond the capacity say so, before anybody can see them.
+    /// Who insists on huge pages learns that there are none before anybody can see the segment.
+    /// Later it is no error: whoever joins a cache can use it with small pages, too.
+    fn check_huge_pages(&self) -> Result<()> {
+        if self.huge_pages != (HugePages::Yes, false) || self.mapping.len() < HUGE_BYTES as usize {
+            return Ok(());
+        }
+        let remedy = match self.backing {
+            Backing::Memfd => {
+                "a memfd gets none here; write advise to \
+                 /sys/kernel/mm/transparent_hugepage/shmem_enabled (Linux 5.14 or later)"
+            }
+            _ => {
+                "/dev/shm gives none; mount -o remount,huge=advise /dev/shm (Linux 5.14 or later), \
+                 use backing=\"memfd\""
+            }
+        };
+        Err(Error::new(
+            Kind::State,
+            format!("huge_pages=True: {remedy} or use huge_pages=\"auto\""),
+        ))
+    }
+
+    /// The states beyond the capacity say so, before anybody can see them.
     fn mark_beyond(&self) {
         let Plan::Slots(g) = &self.header.plan else { return };
         let Ok(layout) = g.layout() else { return };
-        let mut at = layout.states_at + g.capacity;
-        let end = layout.states_at + g.dataset_len;
-        let chunk = [slot::BEYOND; 4096];
-        while at < end {
-            let n = (end - at).min(chunk.len() as u64);
-            self.mapping.write(at as usize, &chunk[..n as usize]);
-            at += n;
+        let states = self.mapping.states(layout.states_at as usize, g.dataset_len as usize);
+        for state in &states[g.capacity as usize..] {
+            state.store(claim::BEYOND, Ordering::Relaxed);
         }
     }
 
@@ -320,7 +363,7 @@ impl Segment {
         unforked: Unforked,
         file: OwnedFd,
         header: Header,
-        name: &str,
+        wanted: Wanted<'_>,
         backing: Backing,
         path: Option<PathBuf>,
     ) -> Result<Self> {
@@ -329,13 +372,25 @@ impl Segment {
             .map_err(|errno| Error::system("cannot look at the segment", errno))?;
         let mapping = Mapping::map(file.as_fd(), total as usize)
             .map_err(|errno| Error::system(&format!("cannot map {}", Bytes(total)), errno))?;
+        let asked = wanted.like.map_or(HugePages::No, |request| request.huge_pages);
+        let huge = asked != HugePages::No
+            && total >= HUGE_BYTES
+            && open_empty(backing).is_ok_and(huge_pages::are_given_to)
+            && mapping.ask_for_huge_pages().is_ok();
         let removable = path
             .filter(|_| !header.keep)
             .and_then(|path| CString::new(path.into_os_string().into_encoded_bytes()).ok());
         let id = (stat.st_dev, stat.st_ino);
         let anchor = Arc::new(Anchor::new(file.into_raw_fd(), id, removable, remove_if_last));
         unforked.register(anchor.clone());
-        Ok(Self { anchor, mapping: Arc::new(mapping), header, backing, name: name.to_string() })
+        Ok(Self {
+            anchor,
+            mapping: Arc::new(mapping),
+            header,
+            backing,
+            name: wanted.name.to_string(),
+            huge_pages: (asked, huge),
+        })
     }
 
     /// One look at the name in /dev/shm.
@@ -371,8 +426,7 @@ impl Segment {
             return Ok(Attached::Changing);
         }
         wanted.check(&header)?;
-        let segment =
-            Self::assemble(unforked, file, header, wanted.name, Backing::Shm, Some(path))?;
+        let segment = Self::assemble(unforked, file, header, wanted, Backing::Shm, Some(path))?;
         Ok(Attached::Open(segment, how))
     }
 
@@ -404,7 +458,7 @@ impl Segment {
         wanted.check(&header)?;
         let path =
             (backing == Backing::Shm && is_named(file.as_fd())).then(|| path_of(wanted.name));
-        Self::assemble(unforked, file, header, wanted.name, backing, path).map(Some)
+        Self::assemble(unforked, file, header, wanted, backing, path).map(Some)
     }
 
     /// Walks the descriptors of all processes of this user. With an instance any backing will do,
@@ -424,6 +478,9 @@ impl Segment {
                     return Ok(Some(found));
                 }
             }
+        }
+        if active(Fault::SlowWalk) || active(Fault::SlowWalkUnlocked) {
+            std::thread::sleep(Duration::from_millis(700)); // what was seen may be old by now
         }
         Ok(None)
     }
@@ -447,6 +504,11 @@ impl Segment {
         self.backing
     }
 
+    /// What was asked for.
+    pub fn huge_pages(&self) -> HugePages {
+        self.huge_pages.0
+    }
+
     /// The name it was opened by.
     pub fn name(&self) -> &str {
         &self.name
@@ -462,20 +524,8 @@ impl Segment {
     }
 
     /// How another process finds this very segment.
-    pub fn whereabouts(&self) -> Join {
+    pub fn location(&self) -> Join {
         Join { instance: self.header.instance, pid: std::process::id(), fd: self.anchor.fd }
-    }
-
-    /// Whether a process that can be seen from here has the segment open and was stopped.
-    pub(crate) fn has_stopped_users(&self) -> bool {
-        let uses = |pid: u32| {
-            let fds = PathBuf::from(format!("/proc/{pid}/fd"));
-            numbers(&fds).into_iter().any(|fd| {
-                std::fs::metadata(fds.join(fd.to_string()))
-                    .is_ok_and(|file| (file.dev(), file.ino()) == self.anchor.file)
-            })
-        };
-        numbers(Path::new("/proc")).into_iter().any(|pid| is_stopped(pid) && uses(pid))
     }
 
     /// Writes `bytes` at `at` with pwrite: faster than through a fresh mapping, and a full mount is
@@ -490,6 +540,7 @@ impl Segment {
         if !self.anchor.is_ours() {
             return Err(Errno::BADF);
         }
+        self.populate(at, bytes.len() as u64);
         write_all(self.fd(), bytes, at)
     }
 
@@ -506,7 +557,20 @@ impl Segment {
         if !self.anchor.is_ours() {
             return Err(Errno::BADF);
         }
+        self.populate(at, parts.iter().map(|part| part.len() as u64).sum());
         write_all_parts(self.fd(), parts, at)
+    }
+
+    /// Huge pages for `len` bytes that are about to be written: pwrite alone takes small ones where
+    /// huge ones are given on request only. What cannot be had is no matter: pwrite allocates what
+    /// is missing, or says why not.
+    fn populate(&self, at: u64, len: u64) {
+        if !self.huge_pages.1 || len == 0 {
+            return;
+        }
+        for page in at / HUGE_BYTES..=(at + len - 1) / HUGE_BYTES {
+            let _ = self.mapping.populate(at.max(page * HUGE_BYTES) as usize);
+        }
     }
 
     /// Makes sure that touching `len` bytes at `at` cannot fail any more.
@@ -542,7 +606,7 @@ enum Attached {
 
 /// Removes what processes of this user left behind: segments nobody uses and that are not kept.
 /// Returns their names. What cannot be looked at is left alone.
-pub fn sweep() -> Vec<String> {
+pub fn remove_leftovers() -> Vec<String> {
     if active(Fault::NoSweep) {
         return Vec::new();
     }
@@ -566,7 +630,7 @@ pub fn sweep() -> Vec<String> {
         .collect()
 }
 
-/// Detach: if nobody else holds the segment, its name goes. Else a sweep at exit is asked for: the
+/// Detach: if nobody else holds the segment, its name goes. Else a look at exit is asked for: the
 /// others may end before this process, and without a word.
 fn remove_if_last(anchor: &Anchor) -> Option<fn()> {
     let path = anchor.path.as_ref().filter(|_| !active(Fault::KeepName))?;
@@ -580,71 +644,76 @@ fn remove_if_last(anchor: &Anchor) -> Option<fn()> {
         unlink_same(file, Path::new(&*path.to_string_lossy()));
         return None;
     }
-    Some(|| drop(sweep()))
+    Some(|| drop(remove_leftovers()))
 }
 
-fn choose(request: &Request, need: u64) -> Result<Backing> {
-    space::check_memory(need)?;
+/// A file such as segments are made of, without a name.
+fn open_empty(backing: Backing) -> rustix::io::Result<OwnedFd> {
+    if backing == Backing::Memfd {
+        return rustix::fs::memfd_create("", rustix::fs::MemfdFlags::CLOEXEC);
+    }
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    rustix::fs::openat(CWD, SHM, flags, Mode::RUSR | Mode::WUSR)
+}
+
+fn choose(request: &Request) -> Result<Backing> {
+    let Budget { least, likely: need } = request.plan.budget()?;
+    let argument = request.plan.size_argument();
+    limits::check_memory(least, argument)?;
     if request.backing == Backing::Memfd {
         return Ok(Backing::Memfd);
     }
-    let mount = match space::mount(Path::new(SHM)) {
+    let mount = match limits::mount(Path::new(SHM)) {
         Ok(mount) => mount,
         Err(_) if request.backing == Backing::Auto && !request.keep => return Ok(Backing::Memfd),
         Err(error) => return Err(error),
     };
     let forced = request.backing == Backing::Shm;
-    let reserve = if forced { 0 } else { space::headroom(mount.size) };
+    let reserve = if forced { 0 } else { limits::headroom(mount.size) };
     if need.saturating_add(reserve) <= mount.free {
         return Ok(Backing::Shm);
     }
     if !forced && !request.keep {
         return Ok(Backing::Memfd);
     }
+    let room = match reserve {
+        0 => String::new(),
+        others => format!(" and leaves {} to other programs", Bytes(others)),
+    };
+    let instead = match (request.keep, need <= mount.free) {
+        (false, _) => "use backing=\"memfd\"",
+        (true, true) => "use backing=\"shm\", which leaves nothing to others",
+        (true, false) => "give up keep=True",
+    };
     Err(Error::new(
         Kind::Space,
         format!(
-            "the cache needs {} but /dev/shm has {} free{}; lower size_limit_gib, remount it larger (mount -o remount,size=… /dev/shm) or use backing=\"memfd\"",
+            "the cache needs {}{room}, but /dev/shm has {} free; lower {argument}, make it larger \
+             (mount -o remount,size=… /dev/shm) or {instead}",
             Bytes(need),
             Bytes(mount.free),
-            if reserve > 0 {
-                format!(", of which {} stay free for others", Bytes(reserve))
-            } else {
-                String::new()
-            },
         ),
     ))
 }
 
-/// By a signal or a debugger.
-fn is_stopped(pid: u32) -> bool {
-    // "pid (name) state ...", and the name may be anything.
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let after = stat.iter().rposition(|&byte| byte == b')').map_or(0, |at| at + 2);
-    matches!(stat.get(after), Some(b'T' | b't'))
-}
-
 /// Held while a memfd of that name is looked for and made; the kernel ends it with its holder.
-/// `None` if others hold it for too long: then two may be made, which costs memory but is not wrong.
-fn creation_lock(name: &str, started: Instant) -> Result<Option<OwnedFd>> {
+/// `None` if somebody else has it.
+fn creation_lock(name: &str) -> Result<Option<Unshared>> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
     // The address is at most 107 bytes, a name may be longer.
     let address = format!("{}{:032x}", file_prefix(), xxhash_rust::xxh3::xxh3_128(name.as_bytes()));
-    let lock = || -> rustix::io::Result<OwnedFd> {
+    let lock = || -> rustix::io::Result<Unshared> {
+        // A child that another thread forks would have the lock too, for as long as it lives.
+        let unforked = fork::hold();
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         bind(&socket, &SocketAddrUnix::new_abstract_name(address.as_bytes())?)?;
-        Ok(socket)
+        Ok(unforked.keep(socket))
     };
-    loop {
-        match lock() {
-            Ok(socket) => return Ok(Some(socket)),
-            Err(Errno::ADDRINUSE) if started.elapsed() < PATIENCE => std::thread::sleep(RETRY),
-            Err(Errno::ADDRINUSE) => return Ok(None),
-            Err(errno) => {
-                return Err(Error::system(&format!("cannot lock the creation of {name:?}"), errno));
-            }
-        }
+    match lock() {
+        Ok(socket) => Ok(Some(socket)),
+        Err(Errno::ADDRINUSE) => Ok(None),
+        Err(errno) => Err(Error::system(&format!("cannot lock the creation of {name:?}"), errno)),
     }
 }
 

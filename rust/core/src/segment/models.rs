@@ -1,43 +1,48 @@
 //! Models of the slot protocol: loom tries every order of these steps.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release --lib slot::models`
+//! `RUSTFLAGS="--cfg loom" cargo test --release --lib segment::claim::models`
 
 use super::*;
 use loom::sync::Arc;
-use loom::sync::atomic::AtomicU8 as Byte;
+use loom::sync::atomic::AtomicU8;
 use loom::thread;
 
 /// A cache of one slot of two bytes, and leases that a model can kill.
 struct World {
-    states: [AtomicU8; 1],
+    states: [AtomicU16; 1],
+    leases: [AtomicU64; 3 * ENTRY_WORDS],
     epoch: AtomicU64,
-    bytes: [Byte; 2],
+    bytes: [AtomicU8; 2],
     /// Who holds lease k: 0 nobody, else a process number. Stands for the kernel's lock table, so
     /// it is changed only by compare-and-swap, as a system call is one step.
     holders: [AtomicU8; 3],
 }
 
 impl World {
-    fn new(state: u8, bytes: u8) -> Arc<Self> {
+    fn new(state: State, bytes: u8) -> Arc<Self> {
         Arc::new(Self {
-            states: [AtomicU8::new(state)],
+            states: [AtomicU16::new(state)],
+            // Whoever claimed it has counted it.
+            leases: std::array::from_fn(|at| {
+                AtomicU64::new(u64::from(at == 1 && is_claimed(state)))
+            }),
             epoch: AtomicU64::new(0),
-            bytes: [Byte::new(bytes), Byte::new(bytes)],
+            bytes: [AtomicU8::new(bytes), AtomicU8::new(bytes)],
             holders: [AtomicU8::new(0), AtomicU8::new(0), AtomicU8::new(0)],
         })
     }
 
     fn slots(&self) -> Slots<'_> {
-        Slots::new(&self.states, &self.epoch)
+        Slots::new(&self.states, &self.epoch, &self.leases)
     }
 
-    fn lock(&self, k: u8, process: u8) -> bool {
+    fn lock(&self, k: Lease, process: u8) -> bool {
         self.holders[k as usize]
             .compare_exchange(0, process, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
 
-    fn unlock(&self, k: u8) {
+    fn unlock(&self, k: Lease) {
         self.holders[k as usize].store(0, Ordering::Release);
     }
 
@@ -78,13 +83,13 @@ fn others_may_go_first() {
 #[derive(Clone, Copy)]
 struct Process {
     number: u8,
-    lease: u8,
+    lease: Lease,
 }
 
 struct Look<'a>(&'a World, Process);
 
 impl Orphans for Look<'_> {
-    fn while_orphaned<R>(&self, k: u8, act: impl FnOnce() -> R) -> Option<R> {
+    fn while_orphaned<R>(&self, k: Lease, act: impl FnOnce() -> R) -> Option<R> {
         if !self.0.lock(k, self.1.number) {
             return None;
         }
@@ -161,7 +166,7 @@ fn a_copy_is_never_a_mixture_while_the_slot_is_cleared_and_filled_again() {
 #[should_panic(expected = "torn")]
 fn control_claiming_without_the_fence_is_caught() {
     cleared_and_filled_again(|world| {
-        if world.slots().exchange(0, EMPTY, FIRST_LEASE + B.lease) {
+        if world.slots().take(0, EMPTY, B.lease) {
             world.fill(2);
             world.slots().publish(0, B.lease);
         }
@@ -194,7 +199,7 @@ fn cleared_and_filled_again(write: fn(&World)) {
 fn the_slot_of_a_dead_writer_goes_to_exactly_one() {
     loom::model(|| {
         // The writer died half-way: its state stands, its lease is free.
-        let world = World::new(FIRST_LEASE, 9);
+        let world = World::new(claimed_by(0), 9);
         world.bytes[0].store(3, Ordering::Relaxed);
         let c = Process { number: 3, lease: 2 };
         assert!(world.lock(B.lease, B.number) && world.lock(c.lease, c.number));
@@ -220,7 +225,7 @@ fn a_reused_lease_is_swept_before_its_first_claim_and_never_stolen() {
     a_reused_lease(true);
 }
 
-/// The control: an heir that does not sweep must leave the slot stuck.
+/// The control: an heir that does not empty them must leave the slot stuck.
 #[test]
 #[should_panic(expected = "stuck")]
 fn control_a_reused_lease_that_is_not_swept_is_caught() {
@@ -229,15 +234,15 @@ fn control_a_reused_lease_that_is_not_swept_is_caught() {
 
 fn a_reused_lease(swept: bool) {
     loom::model(move || {
-        let world = World::new(FIRST_LEASE, 9);
+        let world = World::new(claimed_by(0), 9);
         assert!(world.lock(B.lease, B.number));
-        // A new process takes the dead one's lease, sweeps, and writes the very slot.
+        // A new process takes the dead one's lease, empties what that left, and writes the very slot.
         let heir = thread::spawn({
             let world = world.clone();
             move || {
                 if world.lock(A.lease, A.number) {
                     if swept {
-                        world.slots().sweep(A.lease);
+                        world.slots().empty_claims_of_the_dead(A.lease);
                     }
                     world.write(A, 1, false);
                 }
@@ -284,7 +289,7 @@ fn control_overwriting_without_the_epoch_is_caught() {
         let writer = thread::spawn({
             let world = world.clone();
             move || {
-                assert!(world.slots().exchange(0, SET, FIRST_LEASE));
+                assert!(world.slots().take(0, SET, 0));
                 world.fill(2);
                 world.slots().publish(0, 0);
             }

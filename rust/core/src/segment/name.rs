@@ -1,7 +1,7 @@
 //! Names of segments: what is allowed, and how a name appears in /dev/shm and in /proc.
 
 use crate::error::{Error, Kind, Result};
-use crate::layout::FORMAT;
+use crate::segment::layout::FORMAT;
 use std::path::{Path, PathBuf};
 
 /// Where named segments live.
@@ -40,12 +40,6 @@ fn is_made_unnamed(target: &str) -> bool {
         .ok()
         .and_then(|file| file.to_str()?.strip_prefix('#'))
         .is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
-}
-
-/// The entries of a folder of /proc that are numbers: processes, descriptors.
-pub(crate) fn numbers(dir: &Path) -> Vec<u32> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
-    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
 pub(crate) fn file_prefix() -> String {

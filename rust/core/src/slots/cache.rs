@@ -1,15 +1,16 @@
 //! The dense cache: one slot per sample of a dataset, loaded and stored by index.
 
-use crate::counters::{Count, Counters};
+use crate::bytes::Bytes;
 use crate::error::{Error, Kind, Result, frozen_reason};
 use crate::fault::{Fault, active};
-use crate::fork;
-use crate::known::Known;
-use crate::layout::{Bytes, EPOCH_AT, FROZEN_AT, Geometry, Layout, Plan, slot_checksum};
-use crate::lease::Leases;
-use crate::memory::Mapping;
+use crate::segment::claim::{BEYOND, Claim, Lease, SET, Slots};
+use crate::segment::counters::{Count, Counters};
+use crate::segment::layout::{FROZEN_AT, Geometry, Layout, Plan};
+use crate::segment::lease::{self, Leases};
 use crate::segment::{Opened, Request, Segment};
-use crate::slot::{BEYOND, Claim, SET, Slots};
+use crate::slots::seen::Seen;
+use crate::sys::fork;
+use crate::sys::mapping::{Mapping, checksum};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -32,9 +33,9 @@ pub enum Load {
 
 /// What became of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Store {
+pub enum Stored {
     /// It can be loaded now.
-    Stored,
+    Done,
     /// Another process stored, or is storing, this sample: nothing to do.
     Lost,
     /// The slot is filled and this process knew it; the old value stays.
@@ -70,7 +71,7 @@ pub struct Cache {
     segment: Segment,
     geometry: Geometry,
     layout: Layout,
-    known: Known,
+    seen: Seen,
     /// errno of the write that froze the cache, if it was ours; for the message.
     frozen_by: AtomicU32,
 }
@@ -138,7 +139,7 @@ impl Cache {
         };
         let name = segment.name().to_string();
         let fresh = Self {
-            known: Known::new(geometry.capacity),
+            seen: Seen::new(geometry.capacity),
             layout: geometry.layout()?,
             geometry,
             segment,
@@ -199,13 +200,13 @@ impl Cache {
         }
     }
 
-    /// Notes what is set as this process begins to use the cache (known.rs).
+    /// Notes what is set as this process begins to use the cache (seen.rs).
     fn take_note(&self) {
         if !self.segment.anchor().informed.swap(true, Ordering::Relaxed) {
             let slots = self.slots();
             for i in 0..self.geometry().capacity as usize {
                 if slots.state(i) == SET {
-                    self.known.insert(i);
+                    self.seen.insert(i);
                 }
             }
         }
@@ -237,10 +238,10 @@ impl Cache {
     fn look(&self, i: usize) -> Load {
         let slots = self.slots();
         if slots.state(i) == SET && (!self.geometry().verify || self.is_whole(i)) {
-            self.known.insert(i);
+            self.seen.insert(i);
             return Load::Hit(self.layout().slot_at(self.geometry(), i as u64) as usize);
         }
-        self.known.missed(i);
+        self.seen.missed(i);
         Load::Empty
     }
 
@@ -292,7 +293,7 @@ impl Cache {
             // SAFETY: written just now, by us alone. The copy is checked, not the slot: it is the
             // copy that the caller gets.
             !self.geometry().verify
-                || slot_checksum(unsafe { std::slice::from_raw_parts(to, bytes) })
+                || checksum(unsafe { std::slice::from_raw_parts(to, bytes) })
                     == self.checks()[i].load(Ordering::Relaxed)
         });
         if copied == Some(false) {
@@ -300,9 +301,9 @@ impl Cache {
         }
         let hit = copied == Some(true);
         if hit {
-            self.known.insert(i);
+            self.seen.insert(i);
         } else {
-            self.known.missed(i);
+            self.seen.missed(i);
         }
         hit
     }
@@ -336,7 +337,7 @@ impl Cache {
     }
 
     /// Stores a sample. `bytes` must be exactly one slot long.
-    pub fn store(&self, index: i64, bytes: &[u8], overwrite: bool) -> Result<Store> {
+    pub fn store(&self, index: i64, bytes: &[u8], overwrite: bool) -> Result<Stored> {
         if bytes.len() as u64 != self.geometry().slot_bytes {
             return Err(Error::new(
                 Kind::Argument,
@@ -350,8 +351,8 @@ impl Cache {
         self.take_note_after_fork();
         let i = match self.place(index) {
             Ok(i) => i,
-            Err(Load::Outside) => return Ok(Store::Outside),
-            Err(_) => return Ok(Store::Beyond),
+            Err(Load::Outside) => return Ok(Stored::Outside),
+            Err(_) => return Ok(Stored::Beyond),
         };
         let slots = self.slots();
         // Known and still set: the answer needs neither a lease nor space.
@@ -360,35 +361,35 @@ impl Cache {
         }
         if self.frozen().load(Ordering::Relaxed) != 0 {
             self.counters().add(Count::Dropped, 1);
-            return Ok(Store::Refused(false));
+            return Ok(Stored::Refused(false));
         }
         let Some(lease) = self.leases().mine(&slots) else {
             self.counters().add(Count::Dropped, 1);
-            return Ok(Store::Refused(false));
+            return Ok(Stored::Refused(false));
         };
         match self.claim(i, lease, overwrite) {
             Claim::Claimed => self.fill(i, lease, bytes),
             Claim::Occupied => Ok(self.already_set(i)),
             Claim::Busy => {
                 self.counters().add(Count::Lost, 1);
-                Ok(Store::Lost)
+                Ok(Stored::Lost)
             }
-            Claim::Beyond => Ok(Store::Beyond),
+            Claim::Beyond => Ok(Stored::Beyond),
         }
     }
 
-    fn already_set(&self, i: usize) -> Store {
-        let missed = self.known.was_missed(i); // asked in any case: the answer is used up
-        if self.known.contains(i) && !missed {
-            return Store::Occupied;
+    fn already_set(&self, i: usize) -> Stored {
+        let missed = self.seen.was_missed(i); // asked in any case: the answer is used up
+        if self.seen.contains(i) && !missed {
+            return Stored::Occupied;
         }
-        self.known.insert(i);
+        self.seen.insert(i);
         self.counters().add(Count::Lost, 1);
-        Store::Lost
+        Stored::Lost
     }
 
     /// An overwrite waits, bounded, for a living writer of the slot; others need not.
-    fn claim(&self, i: usize, lease: u8, overwrite: bool) -> Claim {
+    fn claim(&self, i: usize, lease: Lease, overwrite: bool) -> Claim {
         let slots = self.slots();
         let mut claim = slots.claim(i, lease, overwrite, &self.leases());
         if claim == Claim::Busy && overwrite {
@@ -402,7 +403,7 @@ impl Cache {
         claim
     }
 
-    fn fill(&self, i: usize, lease: u8, bytes: &[u8]) -> Result<Store> {
+    fn fill(&self, i: usize, lease: Lease, bytes: &[u8]) -> Result<Stored> {
         let slots = self.slots();
         if active(Fault::PublishEarly) {
             slots.publish(i, lease);
@@ -415,21 +416,21 @@ impl Cache {
                 return Err(error);
             }
             self.frozen_by.store(errno.raw_os_error() as u32, Ordering::Relaxed);
-            return Ok(Store::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0));
+            return Ok(Stored::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0));
         }
         if self.geometry().verify {
-            self.checks()[i].store(slot_checksum(bytes), Ordering::Relaxed);
+            self.checks()[i].store(checksum(bytes), Ordering::Relaxed);
         }
         let published = slots.publish(i, lease);
         if !published && !active(Fault::PublishEarly) {
             self.counters().add(Count::Lost, 1);
-            return Ok(Store::Lost);
+            return Ok(Stored::Lost);
         }
-        self.known.insert(i);
-        self.known.was_missed(i); // and is not any more
+        self.seen.insert(i);
+        self.seen.was_missed(i); // and is not any more
         self.counters().add(Count::Fills, 1);
         self.counters().add(Count::Bytes, bytes.len() as u64);
-        Ok(Store::Stored)
+        Ok(Stored::Done)
     }
 
     /// Why the cache froze, for the one warning.
@@ -463,7 +464,7 @@ impl Cache {
                 failed = failed.or(wiped.err());
             },
         );
-        self.known.forget();
+        self.seen.forget();
         self.frozen().store(0, Ordering::Relaxed);
         failed.map_or(Ok(()), |errno| Err(Error::system("cannot wipe a slot", errno)))
     }
@@ -505,10 +506,7 @@ impl Cache {
 
 /// The slot protocol over a mapping of that layout; also used on the heap-backed segment of tests.
 pub(crate) fn slots<'a>(mapping: &'a Mapping, layout: &Layout, geometry: &Geometry) -> Slots<'a> {
-    Slots::new(
-        mapping.bytes(layout.states_at as usize, geometry.capacity as usize),
-        &mapping.words(EPOCH_AT, 1)[0],
-    )
+    lease::slots(mapping, layout.states_at, geometry.capacity)
 }
 
 const _: () = assert!(BEYOND > SET); // states beyond the capacity are never looked at through Slots
@@ -517,7 +515,7 @@ const _: () = assert!(BEYOND > SET); // states beyond the capacity are never loo
 mod tests {
     //! On a heap-backed segment, so that Miri can run them: `cargo +nightly miri test --lib heap`.
     use super::*;
-    use crate::slot::{EMPTY, FIRST_LEASE, Orphans};
+    use crate::segment::claim::{EMPTY, Orphans, claimed_by};
 
     fn heap() -> (Mapping, Layout, Geometry) {
         let geometry = Geometry::plan(1 << 16, 100, &[64], 0, 1, true).unwrap();
@@ -529,7 +527,7 @@ mod tests {
     struct AllAlive;
 
     impl Orphans for AllAlive {
-        fn while_orphaned<R>(&self, _k: u8, _act: impl FnOnce() -> R) -> Option<R> {
+        fn while_orphaned<R>(&self, _k: Lease, _act: impl FnOnce() -> R) -> Option<R> {
             None
         }
     }
@@ -538,7 +536,7 @@ mod tests {
     struct AllDead;
 
     impl Orphans for AllDead {
-        fn while_orphaned<R>(&self, _k: u8, act: impl FnOnce() -> R) -> Option<R> {
+        fn while_orphaned<R>(&self, _k: Lease, act: impl FnOnce() -> R) -> Option<R> {
             Some(act())
         }
     }
@@ -558,7 +556,7 @@ mod tests {
         // SAFETY: `row` is one slot long.
         let copied = slots.read_stable(5, || unsafe { mapping.copy_out(at, row.as_mut_ptr(), 64) });
         assert_eq!((copied, row), (Some(()), [9; 64]));
-        assert_eq!(mapping.checksum(at, 64), slot_checksum(&[9; 64]));
+        assert_eq!(mapping.checksum(at, 64), checksum(&[9; 64]));
         assert_eq!(slots.filled(), 1);
     }
 
@@ -569,8 +567,28 @@ mod tests {
         assert_eq!(slots.claim(0, 7, false, &AllAlive), Claim::Claimed);
         assert_eq!(slots.claim(1, 7, false, &AllAlive), Claim::Claimed);
         assert_eq!(slots.claim(0, 8, false, &AllDead), Claim::Claimed);
-        slots.sweep(7);
-        assert_eq!((slots.state(0), slots.state(1)), (FIRST_LEASE + 8, EMPTY));
+        slots.empty_claims_of_the_dead(7);
+        assert_eq!((slots.state(0), slots.state(1)), (claimed_by(8), EMPTY));
+    }
+
+    #[test]
+    fn heap_only_a_lease_whose_holder_left_claims_costs_a_walk() {
+        let (mapping, layout, geometry) = heap();
+        let slots = slots(&mapping, &layout, &geometry);
+        let left = |lease| slots.entry(lease).claims.load(Ordering::Relaxed);
+        assert_eq!(slots.claim(0, 7, false, &AllAlive), Claim::Claimed);
+        assert_eq!(slots.claim(0, 8, true, &AllAlive), Claim::Busy);
+        assert_eq!((left(7), left(8)), (1, 0));
+        assert!(slots.publish(0, 7) && !slots.publish(0, 7));
+        slots.abandon(0, 7);
+        assert_eq!(left(7), 0);
+        slots.clear(7, |_| true, |_| assert_eq!(left(7), 1));
+        assert_eq!(slots.claim(3, 7, false, &AllAlive), Claim::Claimed);
+        assert_eq!(slots.claim(4, 7, false, &AllAlive), Claim::Claimed);
+        assert_eq!(slots.claim(4, 8, false, &AllDead), Claim::Claimed);
+        assert_eq!((left(7), left(8)), (2, 1), "one was taken over, and is counted all the same");
+        slots.empty_claims_of_the_dead(7);
+        assert_eq!((left(7), slots.state(3), slots.state(4)), (0, EMPTY, claimed_by(8)));
     }
 
     #[test]
@@ -583,7 +601,7 @@ mod tests {
         }
         let mut scrubbed = 0;
         slots.clear(1, |_| true, |_| scrubbed += 1);
-        assert_eq!((scrubbed, slots.filled(), slots.state(42)), (99, 0, FIRST_LEASE));
+        assert_eq!((scrubbed, slots.filled(), slots.state(42)), (99, 0, claimed_by(0)));
     }
 
     #[test]
@@ -600,18 +618,18 @@ mod tests {
     #[test]
     fn heap_what_was_missed_in_a_closed_cache_excuses_nothing() {
         for _ in 0..100 {
-            let known = Known::new(64);
-            assert!(!known.was_missed(7), "of a cache at the same address");
-            known.missed(7);
+            let seen = Seen::new(64);
+            assert!(!seen.was_missed(7), "of a cache at the same address");
+            seen.missed(7);
         }
     }
 
     #[test]
-    fn heap_what_is_known_is_remembered_per_sample() {
-        let known = Known::new(130);
-        known.insert(129);
-        known.insert(64);
-        known.remove(64);
-        assert!(known.contains(129) && !known.contains(64) && !known.contains(0));
+    fn heap_what_was_seen_is_remembered_per_sample() {
+        let seen = Seen::new(130);
+        seen.insert(129);
+        seen.insert(64);
+        seen.remove(64);
+        assert!(seen.contains(129) && !seen.contains(64) && !seen.contains(0));
     }
 }

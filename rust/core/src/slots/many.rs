@@ -5,8 +5,8 @@
 //! leaves nothing that a fork could break.
 #![allow(unsafe_code)] // rows of one buffer, written by several threads
 
-use crate::cache::{Cache, Store};
 use crate::error::{Error, Kind, Result};
+use crate::slots::cache::{Cache, Stored};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Below this many bytes per thread a thread costs more than it saves.
@@ -123,8 +123,8 @@ impl Cache {
         let mut froze = false;
         for ((&index, bytes), stored) in indices.iter().zip(rows.chunks(row)).zip(stored) {
             let outcome = self.store(index, bytes, overwrite)?;
-            *stored = outcome == Store::Stored;
-            froze |= outcome == Store::Refused(true);
+            *stored = outcome == Stored::Done;
+            froze |= outcome == Stored::Refused(true);
         }
         Ok(froze)
     }

@@ -1,4 +1,4 @@
-//! What this process knows to be set.
+//! What this process has seen to be set.
 //!
 //! `set_slot` on a filled slot is an error of the caller, unless another process filled it a
 //! moment ago: that is an ordinary race. The two are told apart by what this process could know:
@@ -21,14 +21,14 @@ thread_local! {
 
 /// One bit per sample that can be cached. Private to the process; Relaxed throughout, because a
 /// bit orders nothing: it only decides whether a refusal is reported.
-pub(crate) struct Known {
+pub(crate) struct Seen {
     bits: Box<[AtomicU64]>,
     /// Tells caches of this process apart. Not the address: a later cache may get that of a closed
     /// one, and with it what was missed there.
     number: u64,
 }
 
-impl Known {
+impl Seen {
     pub(crate) fn new(capacity: u64) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let words = capacity.div_ceil(64) as usize;

@@ -1,7 +1,7 @@
 //! Atomics: the real ones, or loom's model of them under `--cfg loom`.
 
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+pub(crate) use std::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+pub(crate) use loom::sync::atomic::{AtomicU16, AtomicU64, Ordering, fence};

@@ -4,7 +4,8 @@
 //! shares its parent's. Left alone, the parent could not tell that the child still uses the
 //! segment, and a dead parent's leases would live on in the child. So every fork gives the child
 //! an open file description of its own, *before* the child exists: there is no moment in which a
-//! process uses a segment without holding its own lock.
+//! process uses a segment without holding its own lock. The mapping that the child inherits holds
+//! none (see `Mapping::map`), so the parent's locks end with the parent.
 //!
 //! ```text
 //!   prepare (parent)   open the segment anew through /proc/self/fd, lock it shared
@@ -15,9 +16,11 @@
 //! Nothing here allocates, panics or takes a lock of std between prepare and parent/child.
 #![allow(unsafe_code)] // pthread_atfork, atexit and the raw calls that are allowed in them
 
+use crate::fault::{Fault, active};
+use crate::sys::ofd;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
@@ -65,7 +68,7 @@ pub(crate) struct Anchor {
     pub(crate) lease: AtomicU32,
     /// Held while a thread of this process looks at other leases (see lease.rs).
     pub(crate) looking: AtomicBool,
-    /// This process has taken note of what was set when it began (see known.rs).
+    /// This process has taken note of what was set when it began (see seen.rs).
     pub(crate) informed: AtomicBool,
     /// Taken off the registry; the name was dealt with.
     pub(crate) retired: AtomicBool,
@@ -167,11 +170,14 @@ impl<T> Drop for ForkGuard<'_, T> {
 /// The segments of this process.
 struct Anchors {
     open: Vec<Arc<Anchor>>,
+    /// Descriptors that a child must not have.
+    unshared: Vec<RawFd>,
     /// Set once a segment was let go while others used it: to be called at exit.
     again: Option<fn()>,
 }
 
-static ANCHORS: ForkLock<Anchors> = ForkLock::new(Anchors { open: Vec::new(), again: None });
+static ANCHORS: ForkLock<Anchors> =
+    ForkLock::new(Anchors { open: Vec::new(), unshared: Vec::new(), again: None });
 /// Other fork-safe tables take their lock around a fork too, after `ANCHORS`.
 static OPEN: ForkLock<Vec<OpenCache>> = ForkLock::new(Vec::new());
 static PROCESS: AtomicU32 = AtomicU32::new(0);
@@ -234,7 +240,7 @@ pub(crate) fn process() -> u32 {
 pub(crate) struct Unforked(ForkGuard<'static, Anchors>);
 
 at_load!(register, {
-    if !crate::fault::active(crate::fault::Fault::NoForkHandler) {
+    if !active(Fault::NoForkHandler) {
         // SAFETY: the handlers are plain functions that live as long as the library, which is
         // never unloaded, and do only what is allowed between fork and exec.
         unsafe {
@@ -258,12 +264,39 @@ impl Unforked {
     }
 }
 
+/// A descriptor that no forked child has: what ends with it ends with this process.
+pub(crate) struct Unshared(Option<OwnedFd>);
+
+impl Unforked {
+    /// From now on, a forked child closes its copy of this descriptor.
+    pub(crate) fn keep(mut self, file: OwnedFd) -> Unshared {
+        self.0.unshared.push(file.as_raw_fd());
+        Unshared(Some(file))
+    }
+}
+
+impl Drop for Unshared {
+    fn drop(&mut self) {
+        let mut anchors = ANCHORS.lock();
+        if let Some(file) = self.0.take() {
+            anchors.unshared.retain(|&fd| fd != file.as_raw_fd());
+            drop(file); // before a child can be made that nobody told
+        }
+    }
+}
+
 /// Ends what `register` began: deals with the name and closes the descriptor.
 pub(crate) fn close(anchor: &Arc<Anchor>) {
     let mut anchors = ANCHORS.lock();
     anchors.open.retain(|a| !Arc::ptr_eq(a, anchor));
     anchors.again = anchors.again.or(anchor.release());
     if anchor.is_ours() {
+        // Said aloud: a child that was made without our handlers (clone, vfork) has the same
+        // description, and must not keep what is ours alone.
+        let shared = anchor.inherited.load(Ordering::Relaxed);
+        if !shared && !active(Fault::MapLockedDescription) {
+            ofd::unlock_all(anchor.fd);
+        }
         // SAFETY: opened for this anchor, owned by its segment alone, used by nobody after this.
         unsafe { libc::close(anchor.fd) };
     }
@@ -293,7 +326,11 @@ extern "C" fn parent() {
 
 extern "C" fn child() {
     OPEN.unlock();
-    let anchors = held_anchors();
+    let mut anchors = held_anchors();
+    for fd in anchors.unshared.drain(..) {
+        // SAFETY: open in the parent when it forked; its owner there is a thread that we do not have.
+        unsafe { libc::close(fd) };
+    }
     // SAFETY: getpid cannot fail and is async-signal-safe.
     PROCESS.store(unsafe { libc::getpid() } as u32, Ordering::Relaxed);
     for anchor in &anchors.open {
@@ -303,9 +340,8 @@ extern "C" fn child() {
                 // SAFETY: both are open descriptors of this process; `spare` replaces the
                 // inherited description under the same number, then its own number goes.
                 unsafe {
-                    if libc::dup3(spare, anchor.fd, libc::O_CLOEXEC) < 0 {
-                        anchor.inherited.store(true, Ordering::Relaxed);
-                    }
+                    let failed = libc::dup3(spare, anchor.fd, libc::O_CLOEXEC) < 0;
+                    anchor.inherited.store(failed, Ordering::Relaxed);
                     libc::close(spare);
                 }
             }

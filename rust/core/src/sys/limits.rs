@@ -3,9 +3,9 @@
 //! A full mount can be refused (ENOSPC), but a full memory cgroup kills, so both are looked at
 //! before a segment is made.
 
+use crate::bytes::Bytes;
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
-use crate::layout::Bytes;
 use std::path::{Path, PathBuf};
 
 /// Left to others in /dev/shm (NCCL, DataLoader batches) unless the backing is forced.
@@ -133,21 +133,26 @@ fn keyed(text: &str, key: &str) -> Option<u64> {
     })
 }
 
-/// Refuses a segment of `need` bytes that memory cannot hold.
-pub fn check_memory(need: u64) -> Result<()> {
+/// Refuses a segment of `need` bytes that memory cannot hold; `argument` is what says how large it is.
+pub fn check_memory(need: u64, argument: &str) -> Result<()> {
     let memory = memory();
     if need <= memory.free {
         return Ok(());
     }
+    // A sample's worth of rounding must not make the advice wrong.
+    let most = (memory.free as f64 * 0.99) as u64;
+    let most = if argument.ends_with("_gib") {
+        format!("{:.2}", (most as f64 / f64::from(1u32 << 30) * 100.0).floor() / 100.0)
+    } else {
+        format!("{:?}", format!("{}MiB", most >> 20))
+    };
     Err(Error::new(
         Kind::Space,
         format!(
-            "the cache needs {} but only {} can be used ({}); lower the limit to at most {:.2} GiB",
+            "the cache needs {} but only {} can be used ({}); lower {argument} to at most {most}",
             Bytes(need),
             Bytes(memory.free),
             memory.set_by,
-            // A sample's worth of rounding must not make the advice wrong.
-            (memory.free as f64 / f64::from(1u32 << 30) * 0.99 * 100.0).floor() / 100.0,
         ),
     ))
 }

@@ -1,10 +1,12 @@
 //! The mapped bytes of a segment, and typed access to the parts that are shared.
 #![allow(unsafe_code)] // mapping memory, and atomics over it, cannot be done without
 
-use rustix::fd::BorrowedFd;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use crate::fault::{Fault, active};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 /// Bytes that other processes may share. Whoever holds one keeps them mapped: a view of a slot
 /// holds the mapping, not the cache, so it outlives the cache safely.
@@ -22,12 +24,49 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps the first `len` bytes of `file`, shared. Touches nothing.
+    ///
+    /// A mapping keeps its open file description, and a lock lives as long as its description. So
+    /// the mapping gets a description of its own, which never has a lock: neither a forked child's
+    /// copy of the mapping nor a view that outlives the cache holds a lock of this process.
     pub(crate) fn map(file: BorrowedFd<'_>, len: usize) -> rustix::io::Result<Self> {
+        if active(Fault::MapLockedDescription) {
+            return Self::map_through(file, len);
+        }
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let unlocked =
+            rustix::fs::openat(CWD, path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        Self::map_through(unlocked.as_fd(), len)
+    }
+
+    /// Maps `file` itself: its locks live until both the descriptor and the mapping are gone. For
+    /// who sees to forked children, and must not lose a lock to somebody who closes the descriptor.
+    pub(crate) fn map_through(file: BorrowedFd<'_>, len: usize) -> rustix::io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice aliases no Rust object.
         let start = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0)? };
         let start = NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?;
         Ok(Self { start, len, heap: false })
+    }
+
+    /// Pages that are allocated through this mapping from now on are huge, if the kernel has and
+    /// gives them and the whole of one lies in the mapping; else small, as ever.
+    pub(crate) fn ask_for_huge_pages(&self) -> rustix::io::Result<()> {
+        // SAFETY: our own mapping; advice on the size of its pages changes none of its bytes.
+        unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxHugepage) }
+    }
+
+    /// Allocates the page that holds the byte at `at`. A full mount is an error, not the SIGBUS of
+    /// touching it.
+    pub(crate) fn populate(&self, at: usize) -> rustix::io::Result<()> {
+        const PAGE: usize = 4096;
+        if active(Fault::TouchHugePages) {
+            let byte = &self.bytes(at, 1)[0];
+            std::hint::black_box(byte.load(std::sync::atomic::Ordering::Relaxed));
+            return Ok(());
+        }
+        let page = self.at(at / PAGE * PAGE, 1).as_ptr().cast();
+        // SAFETY: a page of our own mapping; populating it leaves its bytes as they are.
+        unsafe { madvise(page, PAGE, Advice::LinuxPopulateWrite) }
     }
 
     /// Zeroed private memory with the same interface, for tests without a kernel (Miri).
@@ -70,6 +109,13 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(start.cast().as_ptr(), len) }
     }
 
+    pub(crate) fn states(&self, at: usize, count: usize) -> &[AtomicU16] {
+        let start = self.at(at, count * 2);
+        assert!(at.is_multiple_of(2));
+        // SAFETY: as in `bytes`; the mapping is page-aligned and `at` a multiple of 2.
+        unsafe { std::slice::from_raw_parts(start.cast().as_ptr(), count) }
+    }
+
     pub(crate) fn words(&self, at: usize, count: usize) -> &[AtomicU64] {
         let start = self.at(at, count * 8);
         assert!(at.is_multiple_of(8));
@@ -109,8 +155,13 @@ impl Mapping {
         let start = self.at(at, len).as_ptr();
         // SAFETY: in bounds. A concurrent write can only make the result meaningless, and the
         // caller discards it then (slot.rs, `read_stable`).
-        crate::layout::slot_checksum(unsafe { std::slice::from_raw_parts(start, len) })
+        checksum(unsafe { std::slice::from_raw_parts(start, len) })
     }
+}
+
+/// The checksum of the bytes of a sample.
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(bytes)
 }
 
 impl Drop for Mapping {

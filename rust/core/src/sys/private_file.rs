@@ -1,7 +1,6 @@
 //! Files of segments: opened only if they can be ours, written whole, removed only if still the same.
 
 use crate::fault::{Fault, active};
-use crate::layout::HEADER_BYTES;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -81,13 +80,14 @@ pub(crate) fn check_private(stat: &rustix::fs::Stat) -> std::result::Result<(), 
     }
 }
 
-pub(crate) fn read_header(
+/// The first bytes of a file, and its length.
+pub(crate) fn read_header<const N: usize>(
     file: BorrowedFd<'_>,
-) -> std::result::Result<([u8; HEADER_BYTES], u64), String> {
+) -> std::result::Result<([u8; N], u64), String> {
     let stat = rustix::fs::fstat(file).map_err(|errno| format!("cannot look at it ({errno})"))?;
-    let mut bytes = [0; HEADER_BYTES];
+    let mut bytes = [0; N];
     match rustix::io::pread(file, &mut bytes[..], 0) {
-        Ok(HEADER_BYTES) => Ok((bytes, stat.st_size as u64)),
+        Ok(n) if n == N => Ok((bytes, stat.st_size as u64)),
         Ok(n) => Err(format!("size: it has only {n} bytes")),
         Err(errno) => Err(format!("cannot read it ({errno})")),
     }

@@ -1,0 +1,132 @@
+// Records to batches: the tensors and lists that the columns of a batch stand for. The columns and
+// the copies are in Rust (rust/core/src/batches).
+#include "codec/schema.h"
+// Python.h stays first.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "api/errors.h"
+
+namespace stocache::codec {
+
+bool is_collated_otherwise(const Schema& schema) {
+  static PyObject* last = nullptr;     // default_collate_fn_map, as it was at the last look
+  static PyObject* changed = nullptr;  // the kinds that it says something else of, as bytes
+  Ref now = checked(PyObject_GetAttr(KEPT("stocache._torch.collation", "torchs"),
+                                     NAME("default_collate_fn_map")));
+  const int same = last ? PyObject_RichCompareBool(now.get(), last, Py_EQ) : 0;
+  check(same);
+  if (!same) {
+    // A copy: that of torch is changed in place.
+    Ref copy = checked(PyDict_Copy(now.get()));
+    Ref kinds = checked(
+        PyObject_CallOneArg(KEPT("stocache._torch.collation", "changed_kinds"), copy.get()));
+    char* data = nullptr;
+    Py_ssize_t size = 0;
+    check(PyBytes_AsStringAndSize(kinds.get(), &data, &size));
+    // What they replace goes at the end: it may run code that comes back here.
+    Ref old_map(std::exchange(last, copy.release()));
+    Ref old_kinds(std::exchange(changed, kinds.release()));
+  }
+  const auto kinds = bytes_of(changed);
+  if (kinds.empty()) return false;
+  return std::any_of(schema.impl_->nodes.begin(), schema.impl_->nodes.end(), [&](const auto& node) {
+    return kinds.find(static_cast<char>(node.kind)) != std::string_view::npos;
+  });
+}
+
+Collation::Collation(std::shared_ptr<const Schema> schema, ::rust::Box<bridge::Batch> batch)
+    : schema_(std::move(schema)), batch_(std::move(batch)) {}
+
+bool Collation::plan(const Allocate& allocate) {
+  if (!batch_->lay_out(*schema_->impl_->parsed)) return false;
+  for (const auto& column : batch_->columns()) {
+    const auto dtype = scalar_type(column.dtype);
+    const at::IntArrayRef sizes(column.sizes.data(), column.sizes.size());
+    at::Tensor made = allocate(sizes, dtype);
+    TORCH_CHECK(made.defined() && made.device().is_cpu() && made.scalar_type() == dtype &&
+                    made.sizes() == sizes && made.is_contiguous(),
+                "a batch was allocated with another shape, dtype or layout than asked for");
+    columns_.push_back(std::move(made));
+  }
+  return true;
+}
+
+bridge::Gathered Collation::copy(size_t threads) {
+  std::vector<bridge::Target> targets;
+  targets.reserve(columns_.size());
+  for (const auto& column : columns_) {
+    targets.push_back({static_cast<uint8_t*>(column.mutable_data_ptr()), column.nbytes()});
+  }
+  return translated([&] { return batch_->copy({targets.data(), targets.size()}, threads); });
+}
+
+// The strings of a column, in what default_collate puts them: zip makes tuples, the rest lists.
+Ref Collation::strings(bool text, bool as_tuple) {
+  const size_t column = next_text_++;
+  const auto rows = static_cast<Py_ssize_t>(batch_->rows());
+  Ref made = checked(as_tuple ? PyTuple_New(rows) : PyList_New(rows));
+  for (Py_ssize_t row = 0; row < rows; ++row) {
+    const auto found = batch_->text(static_cast<size_t>(row), column);
+    PyObject* item =
+        (text ? make_text(found.data(), found.size()) : make_bytes(found.data(), found.size()))
+            .release();
+    if (as_tuple) {
+      PyTuple_SET_ITEM(made.get(), row, item);
+    } else {
+      PyList_SET_ITEM(made.get(), row, item);
+    }
+  }
+  return made;
+}
+
+Ref Collation::node(bool in_sequence) {
+  const auto& schema = *schema_->impl_;
+  const auto& node = schema.nodes[next_node_++];
+  // Tuples become lists, as in default_collate.
+  auto list = [&](size_t count, auto&& next) {
+    Ref made = checked(PyList_New(static_cast<Py_ssize_t>(count)));
+    for (size_t i = 0; i < count; ++i) {
+      PyList_SET_ITEM(made.get(), static_cast<Py_ssize_t>(i), next().release());
+    }
+    return made;
+  };
+  auto column = [&] { return checked(THPVariable_Wrap(std::move(columns_[next_column_++]))); };
+  switch (node.kind) {
+    case Kind::Str:
+      return strings(true, in_sequence);
+    case Kind::Bytes:
+      return strings(false, in_sequence);
+    case Kind::Tuple:
+    case Kind::List:
+      return list(node.count, [&] { return this->node(true); });
+    case Kind::Size:
+      return list(node.count, column);
+    case Kind::Ints:
+    case Kind::Floats:
+      return list(batch_->numbers_in(node.leaf), column);
+    case Kind::Dict:
+    case Kind::OrderedDict:
+      return make_dict(schema, node, next_node_, [&] { return this->node(false); });
+    case Kind::NamedTuple: {
+      const auto known = schema.resolve(node.entry);
+      Ref items = checked(PyTuple_New(node.count));
+      for (uint32_t i = 0; i < node.count; ++i) {
+        PyTuple_SET_ITEM(items.get(), i, this->node(true).release());
+      }
+      return checked(PyObject_Call(known->type.get(), items.get(), nullptr));
+    }
+    default:
+      return column();
+  }
+}
+
+PyObject* Collation::finish() {
+  TORCH_CHECK(next_node_ == 0, "a batch is finished once");
+  return node(false).release();
+}
+
+}  // namespace stocache::codec

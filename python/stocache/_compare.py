@@ -1,0 +1,174 @@
+"""Whether two samples are equal, part by part, whatever they are made of.
+
+``==`` is no answer: on tensors it gives a tensor, and on most objects it means "the same object".
+Nor are the bytes of pickles: equal objects may have different ones. So objects are compared by what
+pickle would store of them: tensors and arrays by their elements, others by their class and state.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import numbers
+import pickle
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from stocache import _C
+from stocache._pickling import is_storage, reduced
+
+# Its parts, or by name: what pickle stores of these is not what they consist of.
+_ATOMS = (str, bytes, bytearray, type(None), torch.Size, torch.dtype, torch.device, torch.layout)
+_BY_NAME = (type, types.FunctionType, types.BuiltinFunctionType)
+
+
+def same(one: Any, other: Any) -> bool | None:
+    """Whether these are equal. NaN equals NaN. None if it cannot be told: an object does not say
+    what it consists of, or its code raises."""
+    try:
+        return _Comparison().same(one, other)
+    except Exception:
+        return None
+
+
+def same_as_stored(records: _C.Records, index: int, sample: Any, allow_pickle: bool) -> bool | None:
+    """Whether the stored sample equals this one. None if that cannot be told, or it is gone."""
+    differs = records.differs(index, sample, allow_pickle)
+    if not differs:
+        return None if differs is None else True
+    if not allow_pickle:
+        return False
+    stored = records.get(index, allow_pickle, False)
+    return None if stored is _C.MISS else same(stored, sample)
+
+
+class _Comparison:
+    def __init__(self) -> None:
+        # Pairs under way or done, so that cycles end; alive, so that no other object has their id.
+        self._pairs: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def same(self, one: Any, other: Any) -> bool | None:
+        if one is other:
+            return True
+        kind = type(one)
+        if kind is not type(other):
+            return False
+        if isinstance(one, _BY_NAME):
+            return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+        key = (id(one), id(other))
+        if key in self._pairs:
+            return True  # unless it was found to differ: then so do the samples
+        self._pairs[key] = (one, other)
+        # The codec first: it is quick, also for long lists.
+        stored = _encoded(one)
+        if stored is not None and stored == _encoded(other):
+            return True
+        if kind in (tuple, list):
+            return len(one) == len(other) and self._all(zip(one, other, strict=True))
+        if kind is dict:
+            items = zip(one.items(), other.items(), strict=True)
+            return len(one) == len(other) and self._all(items)
+        if isinstance(one, numbers.Number):
+            return bool(one == other or (one != one and other != other))
+        if stored is not None and isinstance(one, torch.Tensor):
+            return _same_elements(one, other)
+        if kind in (set, frozenset):
+            return _same_sets(one, other)
+        if isinstance(one, _ATOMS):
+            return bool(one == other)
+        if isinstance(one, pickle.PickleBuffer):
+            return bytes(one.raw()) == bytes(other.raw())
+        if is_storage(one):
+            return torch.equal(_bytes_of(one), _bytes_of(other))
+        if stored is not None and hasattr(one, "dtype") and hasattr(one, "shape"):
+            return _same_elements(one, other)
+        found = self._same_state(one, other)
+        # A class with an equality of its own knows better than its state.
+        return True if not found and _says_equal(one, other) else found
+
+    def _all(self, pairs: Iterable[tuple[Any, Any]]) -> bool | None:
+        """False if any pair differs; else None if any cannot be told."""
+        told: bool | None = True
+        for one, other in pairs:
+            found = self.same(one, other)
+            if found is False:
+                return False
+            if found is None:
+                told = None
+        return told
+
+    def _same_state(self, one: Any, other: Any) -> bool | None:
+        try:
+            stored, given = _reduced(one), _reduced(other)
+        except Exception:  # not even pickle knows what it consists of
+            return None
+        if isinstance(stored, str) or isinstance(given, str):
+            return bool(stored == given)  # a name
+        return self.same(_parts(stored), _parts(given))
+
+
+def _says_equal(one: Any, other: Any) -> bool:
+    """Whether ``==`` gives True itself: not a tensor, not an error."""
+    try:
+        return (one == other) is True
+    except Exception:
+        return False
+
+
+def _encoded(value: Any) -> Any:
+    try:
+        return _C.codec_encode(value, False)
+    except Exception:
+        return None
+
+
+def _bytes_of(storage: Any) -> torch.Tensor:
+    untyped = storage if isinstance(storage, torch.UntypedStorage) else storage._untyped_storage
+    return torch.empty(0, dtype=torch.uint8, device=untyped.device).set_(untyped)
+
+
+def _reduced(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return reduced(value)
+    reducer = copyreg.dispatch_table.get(type(value))
+    return value.__reduce_ex__(5) if reducer is None else reducer(value)
+
+
+def _parts(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Function, arguments, state, items of a list, items of a dict, setter: as plain containers."""
+    function, arguments, state, items, pairs, setter = (given + (None,) * 5)[:6]
+    if isinstance(state, tuple):  # with slots
+        state = tuple(map(_in_order, state))
+    return (
+        function,
+        arguments,
+        _in_order(state),
+        None if items is None else list(items),
+        None if pairs is None else list(pairs),
+        setter,
+    )
+
+
+def _in_order(state: Any) -> Any:
+    """Attributes by name: in which order they were set says nothing."""
+    if type(state) is dict and all(isinstance(name, str) for name in state):
+        return sorted(state.items(), key=lambda item: item[0])
+    return state
+
+
+def _same_elements(one: Any, other: Any) -> bool:
+    """Of tensors or arrays: whether what differs are NaNs of different bits."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _same_sets(one: Any, other: Any) -> bool | None:
+    if len(one) != len(other):
+        return False
+    members, others = {_encoded(item) for item in one}, {_encoded(item) for item in other}
+    if None not in members | others:
+        return members == others
+    return True if _says_equal(one, other) else None

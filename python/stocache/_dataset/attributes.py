@@ -1,0 +1,51 @@
+"""Which attributes of the wrapped dataset are reached through a CachedDataset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Methods that return another dataset, which would not be cached, or that change what the samples
+# are, of which the cache would know nothing: those of Hugging Face's datasets, MONAI's set_data.
+_OTHER_SAMPLES = frozenset((
+    "add_column", "add_item", "batch", "cast", "cast_column", "class_encode_column", "filter",
+    "flatten", "flatten_indices", "formatted_as", "map", "remove_columns", "rename_column",
+    "rename_columns", "repeat", "reset_format", "select", "select_columns", "set_data",
+    "set_format", "set_transform", "shard", "shuffle", "skip", "sort", "take",
+    "to_iterable_dataset", "train_test_split", "with_format", "with_transform",
+))  # fmt: skip
+
+
+def check_forwarded(dataset: Any, name: str, value: Any) -> None:
+    """Raises an AttributeError if ``dataset.name`` leads past the cache."""
+    if name in _OTHER_SAMPLES and callable(value):
+        raise AttributeError(
+            f"{name}() of the wrapped {type(dataset).__name__} makes other samples, which this "
+            f"cache does not hold; call it before: CachedDataset(dataset.{name}(...), ...)"
+        )
+
+
+def refuse_transform(dataset: Any) -> AttributeError:
+    kind = type(dataset).__name__
+    return AttributeError(
+        f"transform cannot be set: the wrapped {kind} has one of its own, which runs before the "
+        f"cache, and CachedDataset(transform=...) runs after it on whole samples; set the "
+        f"{kind}'s before it is wrapped, or pass the other to CachedDataset"
+    )
+
+
+def refuse_attribute(dataset: Any, name: str) -> AttributeError:
+    return AttributeError(
+        f"{name} belongs to the wrapped {type(dataset).__name__}, and cached samples may depend on "
+        f"it; set it before caching, or set .dataset.{name} and call clear()"
+    )
+
+
+def defines_items_anew(kind: type) -> bool:
+    """Whether a class brings a ``__getitem__`` of its own and inherits its ``__getitems__``: then
+    only the former says what its samples are."""
+    for parent in kind.__mro__:
+        if "__getitems__" in vars(parent):
+            return False
+        if "__getitem__" in vars(parent):
+            return True
+    return False

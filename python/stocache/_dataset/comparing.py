@@ -1,0 +1,63 @@
+"""Whether a cached sample is still what the dataset gives."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from stocache import _C
+from stocache._compare import same, same_as_stored
+
+SAME, STALE, RANDOM, UNKNOWN = "same", "stale", "random", "unknown"
+
+
+def compare(records: _C.Records, dataset: Any, index: int, allow_pickle: bool) -> str:
+    """Loads the sample and compares it with the cached one. If they differ it is loaded once more:
+    a dataset that gives another sample every time is not stale."""
+    sample = dataset[index]
+    try:
+        equal = same_as_stored(records, index, sample, allow_pickle)
+    except _C.UnsupportedSample:  # what was stored was something else
+        equal = False
+    if equal is None:
+        return UNKNOWN
+    if equal:
+        return SAME
+    with _random_numbers_kept():
+        again = same(sample, dataset[index])
+    return UNKNOWN if again is None else STALE if again else RANDOM
+
+
+@contextlib.contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """What is drawn inside is drawn again outside."""
+    numpy: Any = sys.modules.get("numpy")
+    states = (random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state())
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        if numpy:
+            numpy.random.set_state(states[2])
+
+
+class Countdown:
+    """A number that a process counts down together with those that it starts. Two that count at the
+    same moment may count as one."""
+
+    def __init__(self, start: int) -> None:
+        self._left = torch.tensor([start])
+        self._left.share_memory_()  # type: ignore[no-untyped-call]
+
+    @property
+    def left(self) -> int:
+        return max(0, int(self._left))
+
+    def count(self) -> None:
+        self._left -= 1

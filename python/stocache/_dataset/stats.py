@@ -1,0 +1,68 @@
+"""What a CachedDataset did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stocache.sizes import show_bytes
+
+
+@dataclass(frozen=True)
+class CachedDatasetStats:
+    """What a cache did so far, summed over all processes of the node that used it."""
+
+    hits: int
+    """Samples that came from memory."""
+    misses: int
+    """Samples that did not."""
+    fills: int
+    """Samples stored."""
+    bytes: int
+    """Bytes of samples stored."""
+    waits: int
+    """Waits for another process that was loading the same sample."""
+    lost: int
+    """Samples not stored because another process had just done it."""
+    dropped: int
+    """Samples not stored for lack of room."""
+    loads: int
+    """Samples loaded from the source."""
+    load_seconds: float
+    """Seconds spent loading them, over all processes."""
+    too_large: int
+    """Samples not stored because they are larger than the cache can hold."""
+    evicted: int
+    """Samples that made room for others (policy "lru")."""
+    unsupported: int
+    """Samples handed out without being stored, because they are of a type that cannot be."""
+    filled: int
+    """Samples in memory now."""
+    used_bytes: int
+    """Bytes they take."""
+    data_bytes: int
+    """Bytes there are for them."""
+    dataset_len: int
+    """Samples in the dataset."""
+    frozen: bool
+    """No more samples are taken until clear(): the memory ran out."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of samples that came from memory; 0 before the first."""
+        return self.hits / max(1, self.hits + self.misses)
+
+    @property
+    def seconds_saved(self) -> float:
+        """What loading the hits from the source would have taken."""
+        return self.hits * self.load_seconds / max(1, self.loads)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.filled} of {self.dataset_len} samples in memory "
+            f"({show_bytes(self.used_bytes)} of {show_bytes(self.data_bytes)}), "
+            f"{self.hits} hits, {self.misses} misses ({self.hit_rate:.1%} hit rate), "
+            f"{self.seconds_saved:.3g} s of loading saved"
+            + (f", {self.too_large} too large to store" if self.too_large else "")
+            + (f", {self.unsupported} of types that are not stored" if self.unsupported else "")
+            + (", frozen" if self.frozen else "")
+        )

@@ -1,0 +1,1 @@
+"""Which processes share a cache, and what its samples depend on."""

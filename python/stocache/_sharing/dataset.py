@@ -1,0 +1,111 @@
+"""Who shares the cache of a dataset, and whether one that exists was made for the same data."""
+
+from __future__ import annotations
+
+import warnings
+from types import FrameType
+from typing import Any
+
+import torch
+
+from stocache import _C
+from stocache._sharing.change import (
+    NOT_OPEN_ELSEWHERE,
+    note,
+    open_or_clear,
+    others_at,
+    what_differs,
+)
+from stocache._sharing.fingerprint import Fingerprint, fingerprint
+from stocache._sharing.job import count, stack
+from stocache._sharing.launcher import Job, find_job
+from stocache._sharing.sameness import digest
+from stocache.sizes import parse_size
+
+
+def open_records(
+    records: _C.Records,
+    dataset: Any,
+    memory: Any,
+    *,
+    name: str | None,
+    keep: bool,
+    mark: str,
+    on_change: str,
+    policy: str,
+    shared: bool,
+    backing: str,
+    huge_pages: str,
+    caller: FrameType | None,
+) -> str:
+    """Opens ``records`` for ``dataset``, under the name that those who share it have in common.
+
+    ``mark`` is the user's fingerprint, or "auto". Returns "created", "joined" or "resumed".
+    """
+    job = find_job()
+    apart = None if job is None or not shared or name is not None else job
+    # Nobody else asks for a cache that is private, and looking at a large dataset takes a while.
+    look = mark == "auto" and (apart is not None or name is not None)
+    found = fingerprint(dataset) if look else Fingerprint("" if mark == "auto" else mark)
+    if found.unseen and name is not None:
+        raise ValueError(
+            f"fingerprint: {_first(found.unseen)} cannot be looked into, so nothing says whether "
+            f"the cache {name!r} holds the samples of this dataset; pass fingerprint= with a text "
+            "that you change whenever the samples change"
+        )
+    if found.unseen and apart is not None:
+        apart = None
+        warnings.warn(
+            f"{_first(found.unseen)} cannot be looked into, so nothing says whether the ranks of "
+            "this node have the same samples, and each keeps a cache of its own; pass name= and "
+            "fingerprint= to share one, or shared=False to say that they have not",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    hashed = _C.fingerprint_of(found.text)
+    site = "" if apart is None else _site(apart, policy, caller)
+    others = others_at(site, hashed) if site else []
+    limit = parse_size("memory", memory)
+    if isinstance(memory, float) and job is not None and name is None and (others or not apart):
+        limit //= job.ranks  # each takes its part of what is free
+    chosen = name or ("" if apart is None else _name(apart, policy, found.text))
+    open_or_clear(
+        lambda: records.open(
+            limit, len(dataset), policy, chosen, backing, keep, hashed, huge_pages,
+            *NOT_OPEN_ELSEWHERE,
+        ),
+        chosen, on_change, found.notes(),
+    )  # fmt: skip
+    opened = str(records.location()["opened"])
+    if opened == "created" and chosen:
+        note(chosen, type(dataset).__qualname__, site, found.notes())
+    # Who came at the same moment may have left word since.
+    if site and (others := others or others_at(site, hashed)):
+        warnings.warn(
+            "the ranks of this node have different datasets"
+            f"{what_differs(found.notes(), others[0])}, so each keeps a cache of its own; if they "
+            "have the same samples at the same indices, pass name= and fingerprint= to share one, "
+            "or shared=False to say that they have not",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return opened
+
+
+def _first(unseen: tuple[str, ...]) -> str:
+    return unseen[0] + (f" and {len(unseen) - 1} more" if len(unseen) > 1 else "")
+
+
+def _name(job: Job, policy: str, mark: str) -> str:
+    """The name of a cache that nobody named: the ranks that wrap equal datasets find each other."""
+    worker = torch.utils.data.get_worker_info()
+    what = digest(job.name, policy, mark, worker and worker.id)
+    return f"job-{what}-{count(what)}"
+
+
+def _site(job: Job, policy: str, caller: FrameType | None) -> str:
+    """The line at which the cache is made, and which of those made there it is: where other ranks
+    make theirs, whatever data they have."""
+    worker = torch.utils.data.get_worker_info()
+    line = digest(job.name, policy, list(stack(caller)), worker and worker.id)
+    return f"{line}-{count(line)}"

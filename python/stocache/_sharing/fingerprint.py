@@ -1,0 +1,91 @@
+"""What a cache of a dataset depends on: its code, its configuration and its contents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from stocache._sharing import code
+from stocache._sharing.sameness import attributes_of, contents, digest, shows_all
+
+# Packages whose datasets are no code of the user's, though a dataset's class may be theirs.
+_COMMON = ("torch", "builtins", "typing", "abc", "collections")
+_PART_DIGITS = 8
+_NESTED = 4  # datasets in datasets whose attributes are told apart
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A text that changes when the dataset would give other samples, and what it is made of."""
+
+    text: str
+    parts: dict[str, str] = field(default_factory=dict)
+    """Digests of attributes, code and globals by their names: two that differ say where."""
+    unseen: tuple[str, ...] = ()
+    """What could not be looked into: equal texts then do not mean equal data."""
+
+    def notes(self) -> str:
+        """The parts as text, which a cache keeps so that others can say what differs."""
+        return "\n".join(f"{part} {name}" for name, part in self.parts.items())
+
+
+def fingerprint(dataset: Any) -> Fingerprint:
+    """Looks at the attributes of the dataset and of everything in it (transforms, lists of files,
+    arrays), and at the code of its class and of what that uses.
+
+    Not covered are the files that it reads: for those, recomputing a few samples is what helps
+    (``CachedDataset(probe=...)``).
+    """
+    found = [(name, contents(value, where=name)) for name, value in _parts(dataset, "", 0)]
+    unseen = dict.fromkeys(each for _, part in found for each in part.unseen)
+    return Fingerprint(
+        digest([(name, part.digest) for name, part in found]),
+        {name: part.digest[:_PART_DIGITS] for name, part in found},
+        tuple(unseen),
+    )
+
+
+def differences(ours: str, theirs: str, cut: bool = False) -> list[str]:
+    """The names of what differs between two ``notes``; ``cut``: the end of theirs was lost."""
+    one, other = (dict(map(_name_and_part, text.splitlines())) for text in (ours, theirs))
+    if cut:
+        other.popitem()  # half a line
+    names = [name for name in one if name in other] if cut else {**one, **other}
+    return [name for name in names if one.get(name) != other.get(name)]
+
+
+def _name_and_part(line: str) -> tuple[str, str]:
+    part, _, name = line.partition(" ")
+    return name, part
+
+
+def _parts(dataset: Any, before: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """What a dataset is made of, by the names that its author gave."""
+    kind = type(dataset)
+    top = kind.__module__.partition(".")[0]
+    if top not in _COMMON:
+        code.users_packages.add(top)
+    yield f"len({before or kind.__name__})", len(dataset)
+    members = code.class_parts(kind)
+    yield f"class {kind.__qualname__}", members.pop("")
+    for name, member in members.items():
+        function = code.function_in(member)
+        if function is None:
+            yield name, member
+            continue
+        yield name, code.own_parts(function)
+        for used, value in code.globals_of(function).items():
+            yield f"global {used}", value
+    if not shows_all(kind):
+        yield f"{before}contents", dataset
+        return
+    own = attributes_of(dataset)
+    yield f"{before}attributes", list(own)
+    for name, value in own.items():
+        if isinstance(value, Dataset) and depth < _NESTED:
+            yield from _parts(value, f"{before}{name}.", depth + 1)
+        else:
+            yield f"{before}{name}", value

@@ -1,0 +1,1 @@
+"""What stocache must know of torch beyond its public interface."""

@@ -1,0 +1,19 @@
+//! Batches: gathered from records, and on their way from a worker to the trainer.
+//!
+//! | module | role |
+//! | --- | --- |
+//! | `batch` | a batch in the making: found, laid out, copied out whole |
+//! | `gather` | the copies: rows of records into columns |
+//! | `columns` | what a batch is made of, and where its rows lie |
+//! | `buffers` | buffers that cross processes without a copy |
+
+mod batch;
+mod buffers;
+mod columns;
+mod gather;
+#[cfg(test)]
+mod tests;
+
+pub use batch::{Batch, Gathered};
+pub use buffers::*;
+pub use columns::{Column, Row, Text};

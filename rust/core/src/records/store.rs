@@ -1,0 +1,291 @@
+//! The record store: records of any size, one per sample, found by index.
+//!
+//! ```text
+//!   state[i]    the claim of claim.rs: empty, or claimed by the holder of a lease
+//!   index[i]    where the record is, and in which generation of its region (index.rs)
+//!   region      a stretch of the data that is filled, and emptied as a whole (regions.rs)
+//! ```
+//!
+//! A sample is claimed *before* it is loaded, so that one process loads it and the others wait.
+//! Its record is then laid down where the cursor of the active region stands, and published in the
+//! index. A store with one region fills up and stays as it is ("freeze"); with several ("lru"), the
+//! region that was not used for longest is emptied when the active one is full. `clear` empties all.
+//!
+//! So no record stays for ever, and readers copy: the generation of the region says afterwards
+//! whether what was copied was whole. There is no free list that a crash could damage: what the dead
+//! leave is a claim, which others take over, and a gap, which goes with its region.
+
+use super::base::RecordStore;
+use super::format::{self, MAX_RECORD, Record};
+use crate::error::{Error, Kind, Result, frozen_reason};
+use crate::fault::{Fault, active as broken};
+use crate::segment::claim::{self, Lease, claimed_by};
+use crate::segment::counters::Count;
+use std::io::IoSlice;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+/// How often a copy is tried again while others empty the region under it.
+const TRIES: usize = 8;
+
+/// What to do about a sample that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// It is the caller's to load; `fill` or `abandon` it.
+    LoadAndStore,
+    /// It has come meanwhile.
+    Present,
+    /// Somebody who lives is loading it: `wait`, or load it too and do not store it.
+    LoadingElsewhere,
+    /// The store takes nothing now: load it, and keep it.
+    LoadOnly,
+}
+
+/// What became of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// It can be read now.
+    Stored,
+    /// The claim was another process's: that one stores it.
+    StoredElsewhere,
+    /// There is no room for it, now.
+    NoRoom,
+    /// It is longer than the store could ever hold.
+    TooLarge,
+    /// The memory ran out: nothing is taken any more. `true` the first time.
+    Refused(bool),
+}
+
+/// Sums over all processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // the names are those of counters.rs
+pub struct StoreStats {
+    pub hits: u64,
+    pub misses: u64,
+    pub fills: u64,
+    pub bytes: u64,
+    pub waits: u64,
+    pub lost: u64,
+    pub dropped: u64,
+    pub loads: u64,
+    pub load_nanos: u64,
+    pub too_large: u64,
+    pub evicted: u64,
+    pub unsupported: u64,
+    /// Samples that are there at this moment.
+    pub filled: u64,
+    /// Bytes laid down, gaps included.
+    pub used_bytes: u64,
+    /// Bytes there are for records.
+    pub data_bytes: u64,
+    /// No more records are taken until `clear`.
+    pub frozen: bool,
+}
+
+impl RecordStore {
+    /// The longest record that can ever be stored.
+    pub fn longest(&self) -> u64 {
+        self.room().region_bytes().min(MAX_RECORD)
+    }
+
+    /// The index, if the dataset has such a sample.
+    pub fn index(&self, index: i64) -> Option<usize> {
+        u64::try_from(index).ok().filter(|&i| i < self.room().dataset_len).map(|i| i as usize)
+    }
+
+    // Reading
+
+    /// Where the record of sample `i` is. Its bytes may change at any time: copy them, then ask
+    /// `is_whole`. Counts nothing.
+    #[inline]
+    pub fn find(&self, i: usize) -> Option<Record> {
+        let found = self.indexed(i)?;
+        // SYNC POINT generation: Acquire here, Release in `raise`.
+        (self.generation(found.region.into(), Ordering::Acquire) == found.generation).then(|| {
+            self.touch(found.region.into());
+            found
+        })
+    }
+
+    /// Whether all that was read of this record until now was the record.
+    #[inline]
+    pub fn is_whole(&self, region: u32, generation: u32) -> bool {
+        // SYNC POINT changed: Acquire fence here, SeqCst fences in `raise` and `reserve`: if one new
+        // byte was read, the load below sees the raise before it.
+        fence(Ordering::Acquire);
+        self.generation(region.into(), Ordering::Relaxed) == generation
+            || broken(Fault::IgnoreEpoch)
+    }
+
+    /// Runs `copy` on the record of sample `i`; `Some` only if it did not change meanwhile. What
+    /// `copy` sees may be anything until then: it must not trust a byte of it.
+    pub fn read<R>(&self, i: usize, mut copy: impl FnMut(Record) -> R) -> Option<R> {
+        for _ in 0..TRIES {
+            let found = self.find(i)?;
+            let copied = copy(found);
+            if self.is_whole(found.region, found.generation) {
+                return Some(copied);
+            }
+        }
+        None
+    }
+
+    /// The record's bytes.
+    ///
+    /// # Safety
+    /// `to` must be valid for writes of `record.len` bytes, outside the mapping.
+    #[allow(unsafe_code)] // the copy's target is a raw pointer
+    pub unsafe fn copy_out(&self, record: Record, to: *mut u8) {
+        // SAFETY: by the caller's promise.
+        unsafe { self.mapping().copy_out(record.at, to, record.len) }
+    }
+
+    // Writing
+
+    /// Says who loads sample `i`.
+    pub fn begin(&self, i: usize) -> Claim {
+        if self.frozen().load(Ordering::Relaxed) != 0 {
+            return Claim::LoadOnly;
+        }
+        if self.find(i).is_some() {
+            return Claim::Present;
+        }
+        let Some(lease) = self.lease() else { return Claim::LoadOnly };
+        match self.slots().claim(i, lease, false, &self.leases()) {
+            // Somebody may have stored it before we had the claim, also who died before it ended.
+            claim::Claim::Claimed if self.find(i).is_some() => {
+                self.slots().abandon(i, lease);
+                Claim::Present
+            }
+            claim::Claim::Claimed => Claim::LoadAndStore,
+            claim::Claim::Busy => Claim::LoadingElsewhere,
+            // States of this store are empty or claimed; whatever says otherwise is not ours.
+            claim::Claim::Occupied | claim::Claim::Beyond => Claim::LoadOnly,
+        }
+    }
+
+    /// Gives a sample back that `begin` gave to the caller.
+    pub fn abandon(&self, i: usize) {
+        if let Some(lease) = self.lease() {
+            self.slots().abandon(i, lease);
+        }
+    }
+
+    /// Stores the record of a sample that `begin` gave to the caller; ends the claim in any case.
+    pub fn fill(&self, i: usize, schema: u16, parts: &[IoSlice<'_>]) -> Result<Put> {
+        let slots = self.slots();
+        // A forked child may come with a claim of its parent's, who alone may touch the entry.
+        let Some(lease) = self.lease().filter(|&lease| slots.state(i) == claimed_by(lease)) else {
+            self.counters().add(Count::Lost, 1);
+            return Ok(Put::StoredElsewhere);
+        };
+        let put = self.store(i, lease, schema, parts);
+        slots.abandon(i, lease);
+        match put {
+            Ok(Put::Stored) => {}
+            Ok(Put::TooLarge) => self.counters().add(Count::TooLarge, 1),
+            _ => self.counters().add(Count::Dropped, 1),
+        }
+        put
+    }
+
+    /// Stores the record of a claimed sample; the claim stays.
+    fn store(&self, i: usize, lease: Lease, schema: u16, parts: &[IoSlice<'_>]) -> Result<Put> {
+        let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        if len > self.longest() {
+            return Ok(Put::TooLarge);
+        }
+        let Some(reserved) = self.reserve(lease, len) else { return Ok(Put::NoRoom) };
+        let words = format::pack(reserved.at, len, schema, reserved.generation);
+        self.announce(i, words);
+        if broken(Fault::PublishEarly) {
+            self.publish(i, words);
+        }
+        if let Err(errno) = self.segment().write_parts(parts, self.layout().data_at + reserved.at) {
+            if let Some(error) = Error::unwritable("sample", errno) {
+                return Err(error);
+            }
+            self.frozen_by.store(errno.raw_os_error() as u32, Ordering::Relaxed);
+            return Ok(Put::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0));
+        }
+        self.count_record(reserved.region, reserved.generation);
+        self.publish(i, words);
+        self.counters().add(Count::Fills, 1);
+        self.counters().add(Count::Bytes, len);
+        Ok(Put::Stored)
+    }
+
+    /// Empties the store and takes records again. Costs the same whatever it holds.
+    pub fn clear(&self) -> Result<()> {
+        let busy = || {
+            Error::new(Kind::State, "others keep this cache from being cleared; try again later")
+        };
+        let lease = self.lease().ok_or_else(busy)?;
+        if !self.empty_all(lease).ok_or_else(busy)? {
+            return Err(Error::new(
+                Kind::State,
+                format!(
+                    "this cache was emptied {} times, which is as often as it can be; make a new one",
+                    format::LAST_GENERATION - 1
+                ),
+            ));
+        }
+        self.frozen().store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    // What it did
+
+    /// Counts look-ups.
+    pub fn note(&self, hits: u64, misses: u64) {
+        self.counters().add(Count::Hits, hits);
+        self.counters().add(Count::Misses, misses);
+    }
+
+    /// Counts samples that were loaded from the source.
+    pub fn note_loads(&self, loads: u64, took: Duration) {
+        self.counters().add(Count::Loads, loads);
+        self.counters().add(Count::LoadNanos, took.as_nanos() as u64);
+        self.learn(took);
+    }
+
+    /// Counts samples that cannot be stored.
+    pub fn note_unsupported(&self, samples: u64) {
+        self.counters().add(Count::Unsupported, samples);
+    }
+
+    /// Whether the caller is the first, of all processes, to tell the user `what` (0 to 31).
+    /// Relaxed: nothing but the message depends on it.
+    pub fn is_first_to_tell(&self, what: u32) -> bool {
+        let bit = 1 << (what % 32);
+        self.told().fetch_or(bit, Ordering::Relaxed) & bit == 0
+    }
+
+    /// Sums over all processes.
+    pub fn stats(&self) -> StoreStats {
+        let sum = |count| self.counters().sum(count);
+        StoreStats {
+            hits: sum(Count::Hits),
+            misses: sum(Count::Misses),
+            fills: sum(Count::Fills),
+            bytes: sum(Count::Bytes),
+            waits: sum(Count::Waits),
+            lost: sum(Count::Lost),
+            dropped: sum(Count::Dropped),
+            loads: sum(Count::Loads),
+            load_nanos: sum(Count::LoadNanos),
+            too_large: sum(Count::TooLarge),
+            evicted: sum(Count::Evicted),
+            unsupported: sum(Count::Unsupported),
+            filled: self.filled(),
+            used_bytes: self.used_bytes(),
+            data_bytes: self.room().data_bytes,
+            frozen: self.frozen().load(Ordering::Relaxed) != 0,
+        }
+    }
+
+    /// Why the store froze, for the one warning.
+    pub fn frozen_reason(&self) -> String {
+        frozen_reason(self.segment().name(), "", self.frozen_by.load(Ordering::Relaxed) as i32)
+    }
+}

@@ -1,0 +1,271 @@
+//! What the store promises, as far as one process can see it. The rest is in tests/torture/records.rs.
+#![allow(unsafe_code)] // forks, and pages that nobody may touch
+
+use super::{Claim, Put, RecordStore};
+use crate::segment::layout::{Plan, RECORD_ALIGN, Room};
+use crate::segment::{Backing, Request, random_name};
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+fn store(limit: u64, samples: u64, recycle: bool) -> Arc<RecordStore> {
+    let request = Request {
+        name: random_name().unwrap(),
+        plan: Plan::Records(Room::plan(limit, samples, recycle).unwrap()),
+        fingerprint: 0,
+        keep: false,
+        backing: Backing::Memfd,
+        private: true,
+        huge_pages: crate::HugePages::No,
+        join: None,
+    };
+    RecordStore::open(&request).unwrap().0
+}
+
+fn put(store: &RecordStore, i: usize, bytes: &[u8]) -> Put {
+    assert_eq!(store.begin(i), Claim::LoadAndStore);
+    store.fill(i, 0, &[IoSlice::new(bytes)]).unwrap()
+}
+
+fn get(store: &RecordStore, i: usize) -> Option<Vec<u8>> {
+    store.read(i, |found| {
+        let mut bytes = vec![0; found.len];
+        // SAFETY: as long as the record.
+        unsafe { store.copy_out(found, bytes.as_mut_ptr()) };
+        bytes
+    })
+}
+
+/// How a forked child that ran `act` ended: as waitpid says.
+fn in_child(act: impl FnOnce()) -> i32 {
+    // SAFETY: the child runs `act` and ends at once, without unwinding into the test harness.
+    unsafe {
+        let child = libc::fork();
+        assert!(child >= 0);
+        if child == 0 {
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).is_ok();
+            libc::_exit(i32::from(!done));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        status
+    }
+}
+
+#[test]
+fn what_was_stored_comes_back_until_it_is_cleared() {
+    for recycle in [false, true] {
+        let store = store(1 << 20, 10, recycle);
+        assert_eq!(get(&store, 3), None);
+        assert_eq!(put(&store, 3, b"three"), Put::Stored);
+        assert_eq!(put(&store, 4, b""), Put::Stored);
+        assert_eq!((get(&store, 3), get(&store, 4)), (Some(b"three".to_vec()), Some(vec![])));
+        assert_eq!((store.begin(3), store.stats().filled), (Claim::Present, 2));
+        store.clear().unwrap();
+        assert_eq!((get(&store, 3), get(&store, 4), store.stats().filled), (None, None, 0));
+        assert_eq!(store.stats().used_bytes, 0);
+        assert_eq!(put(&store, 4, b"four"), Put::Stored);
+        assert_eq!((get(&store, 3), get(&store, 4)), (None, Some(b"four".to_vec())));
+        assert_eq!((store.stats().filled, store.stats().evicted), (1, 0));
+    }
+}
+
+#[test]
+fn a_copy_is_whole_only_if_its_region_was_not_emptied_meanwhile() {
+    let store = store(1 << 20, 10, false);
+    put(&store, 1, b"first");
+    let mut copies = 0;
+    let copied = store.read(1, |found| {
+        copies += 1;
+        if copies == 1 {
+            store.clear().unwrap();
+            put(&store, 1, b"other");
+        }
+        found.len
+    });
+    assert_eq!((copied, copies), (Some(5), 2));
+}
+
+#[test]
+fn readers_of_one_region_are_not_disturbed_when_another_is_emptied() {
+    let store = store(1 << 20, 1000, true);
+    let room = store.room().region_bytes() as usize;
+    put(&store, 0, &vec![0; room]);
+    put(&store, 1, &vec![1; room]);
+    let first = store.find(0).unwrap();
+    let evicted = |store: &RecordStore| store.stats().evicted;
+    for i in 2.. {
+        store.find(0).unwrap(); // in use: it stays
+        put(&store, i, &vec![2; room]);
+        if evicted(&store) > 0 {
+            break;
+        }
+    }
+    assert!(store.is_whole(first.region, first.generation));
+    assert_eq!(get(&store, 0), Some(vec![0; room]));
+    assert_eq!(store.find(1), None);
+}
+
+/// The pages of states and index cannot be touched while regions are emptied, and need not be.
+#[test]
+fn emptying_touches_no_entry_of_the_index() {
+    const SAMPLES: u64 = 1 << 20;
+    for recycle in [false, true] {
+        let store = store(64 << 20, SAMPLES, recycle);
+        for i in 0..1000 {
+            put(&store, i, &[7; 1000]);
+        }
+        let layout = *store.layout();
+        let guarded = |act: &dyn Fn(&RecordStore)| {
+            in_child(|| {
+                let lease = store.lease().unwrap(); // looks at all states, once per process
+                for (from, to) in [
+                    (layout.states_at, layout.states_at + 2 * SAMPLES), // then come those of the locks
+                    (layout.index_at, layout.regions_at),
+                ] {
+                    let from = from.next_multiple_of(4096) as usize;
+                    let pages = to as usize / 4096 * 4096 - from;
+                    let start = store.mapping().at(from, pages).as_ptr();
+                    // SAFETY: whole pages of a mapping of this child, which ends soon.
+                    assert_eq!(unsafe { libc::mprotect(start.cast(), pages, libc::PROT_NONE) }, 0);
+                }
+                act(&store);
+                assert_eq!(store.lease(), Some(lease));
+            })
+        };
+        let emptied = |store: &RecordStore| {
+            let lease = store.lease().unwrap();
+            store.clear().unwrap();
+            if recycle {
+                for _ in 0..3 * store.room().regions {
+                    store.reserve(lease, store.room().region_bytes()).unwrap();
+                }
+            }
+            assert_eq!(store.stats().filled, 0);
+        };
+        assert_eq!(guarded(&emptied), 0);
+        // The control: a look at one entry in the middle ends the child.
+        let looked = guarded(&|store| assert!(store.find(SAMPLES as usize / 2).is_none()));
+        assert!(libc::WIFSIGNALED(looked) && libc::WTERMSIG(looked) == libc::SIGSEGV, "{looked}");
+    }
+}
+
+#[test]
+fn what_is_being_written_while_the_store_is_cleared_is_gone_and_keeps_its_room() {
+    for recycle in [false, true] {
+        let store = store(1 << 20, 10, recycle);
+        let lease = store.lease().unwrap();
+        assert_eq!(store.begin(1), Claim::LoadAndStore);
+        let reserved = store.reserve(lease, 100).unwrap();
+        let words = super::format::pack(reserved.at, 100, 0, reserved.generation);
+        store.announce(1, words);
+        store.clear().unwrap();
+        // Somebody else stores meanwhile, and does not get the room of the one who is still writing.
+        assert_eq!(put(&store, 2, &[2; 100]), Put::Stored);
+        let other = store.find(2).unwrap();
+        assert_ne!(other.at as u64, store.layout().data_at + reserved.at);
+        store.count_record(reserved.region, reserved.generation);
+        store.publish(1, words);
+        drop(reserved);
+        store.abandon(1);
+        assert_eq!((store.find(1), store.stats().filled), (None, 1));
+        store.clear().unwrap();
+        assert_eq!(store.stats().used_bytes, 0);
+    }
+}
+
+#[test]
+fn a_count_that_the_dead_left_is_made_anew() {
+    for recycle in [false, true] {
+        let store = store(1 << 20, 100, recycle);
+        for i in 0..10 {
+            put(&store, i, &[1; 100]);
+        }
+        assert_eq!(store.stats().filled, 10);
+        // Killed between counting a record and publishing it.
+        assert_eq!(
+            in_child(|| {
+                let lease = store.lease().unwrap();
+                assert_eq!(store.begin(50), Claim::LoadAndStore);
+                let reserved = store.reserve(lease, 100).unwrap();
+                store.count_record(reserved.region, reserved.generation);
+                std::mem::forget(reserved);
+                // SAFETY: ends this child.
+                unsafe { libc::_exit(0) }
+            }),
+            0
+        );
+        assert_eq!(store.stats().filled, 10);
+        put(&store, 50, &[1; 100]);
+        assert_eq!(store.stats().filled, 11);
+        store.clear().unwrap();
+        assert_eq!((store.stats().filled, store.stats().used_bytes), (0, 0));
+    }
+}
+
+#[test]
+fn a_region_that_has_no_generation_left_is_not_emptied_again() {
+    let store = store(1 << 20, 10, false);
+    put(&store, 1, b"one");
+    let (last, before) = (super::format::LAST_GENERATION, store.generation(0, Ordering::Relaxed));
+    store.skip_generations(0, u64::from(last - before) - 1);
+    store.clear().unwrap();
+    assert_eq!(store.generation(0, Ordering::Relaxed), last);
+    put(&store, 1, b"last");
+    let refused = store.clear().unwrap_err().to_string();
+    assert!(refused.contains("2147483646 times"), "{refused}");
+    assert_eq!(get(&store, 1), Some(b"last".to_vec()));
+    assert_eq!(put(&store, 2, b"more"), Put::Stored);
+}
+
+#[test]
+fn more_threads_than_can_write_at_once_wait_for_each_other() {
+    let store = store(1 << 20, 10, false);
+    let lease = store.lease().unwrap();
+    let mut writing: Vec<_> = (0..8).map(|_| store.reserve(lease, 10).unwrap()).collect();
+    assert!(store.reserve(lease, 10).is_none());
+    writing.pop();
+    assert!(store.reserve(lease, 10).is_some());
+    drop(writing);
+    let many = |t: usize| {
+        for i in (t..3200).step_by(32) {
+            assert_eq!(put(&store_of_many(), i, &[t as u8; 10]), Put::Stored);
+        }
+    };
+    std::thread::scope(|scope| (0..32).for_each(|t| drop(scope.spawn(move || many(t)))));
+    assert_eq!(store_of_many().stats().filled, 3200);
+}
+
+fn store_of_many() -> Arc<RecordStore> {
+    static STORE: std::sync::OnceLock<Arc<RecordStore>> = std::sync::OnceLock::new();
+    STORE.get_or_init(|| store(1 << 20, 3200, false)).clone()
+}
+
+#[test]
+fn a_forked_child_leaves_the_claims_of_its_parent_alone() {
+    let store = store(1 << 20, 10, false);
+    assert_eq!(store.begin(1), Claim::LoadAndStore);
+    let child = in_child(|| {
+        assert_eq!(store.begin(1), Claim::LoadingElsewhere);
+        let put = store.fill(1, 0, &[IoSlice::new(b"child")]).unwrap();
+        assert_eq!(put, Put::StoredElsewhere);
+        store.abandon(1);
+        assert_eq!(store.begin(1), Claim::LoadingElsewhere);
+    });
+    assert_eq!((child, store.find(1)), (0, None));
+    assert_eq!(store.fill(1, 0, &[IoSlice::new(b"parent")]).unwrap(), Put::Stored);
+    assert_eq!(get(&store, 1), Some(b"parent".to_vec()));
+}
+
+#[test]
+fn a_record_that_fits_no_region_is_too_large_and_a_full_store_says_so() {
+    let store = store(1 << 20, 100, false);
+    let longest = store.longest();
+    assert_eq!(put(&store, 1, &vec![0; longest as usize + 1]), Put::TooLarge);
+    assert_eq!(put(&store, 1, &vec![0; (longest - RECORD_ALIGN) as usize]), Put::Stored);
+    assert_eq!(put(&store, 2, &[0; 17]), Put::NoRoom);
+    assert_eq!(put(&store, 2, &[0; 16]), Put::Stored);
+    assert_eq!(store.begin(1), Claim::Present);
+    let stats = store.stats();
+    assert_eq!((stats.too_large, stats.dropped, stats.filled), (1, 1, 2));
+}

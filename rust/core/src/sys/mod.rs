@@ -1,0 +1,30 @@
+//! The kernel's side of things.
+//!
+//! | module | role |
+//! | --- | --- |
+//! | [`limits`] | what the mount, the cgroup and the machine really leave |
+//! | `private_file` | files that can only be ours: opened, written, removed |
+//! | `proc` | what /proc says about processes |
+//! | `fork` | what happens to open segments when the process forks or exits |
+//! | `ofd` | locks on bytes of a file, which end with their holder |
+//! | `thread_pool` | threads that wait for work |
+//! | [`huge_pages`] | whether shared memory gets huge pages |
+//! | [`mapping`] | the mapped bytes and typed access to them |
+//! | `atomics` | atomics: those of std, or loom's |
+
+pub(crate) mod atomics;
+#[cfg(not(loom))]
+pub(crate) mod fork;
+#[cfg(not(loom))]
+pub mod huge_pages;
+#[cfg(not(loom))]
+pub mod limits;
+#[cfg(not(loom))]
+pub mod mapping;
+#[cfg(not(loom))]
+pub(crate) mod ofd;
+#[cfg(not(loom))]
+pub(crate) mod private_file;
+#[cfg(not(loom))]
+pub(crate) mod proc;
+pub(crate) mod thread_pool;

@@ -1,0 +1,158 @@
+//! The stated order of rooms and modules, checked: each knows only those below it.
+//!
+//! The order is read where people read it, in the tables of `lib.rs` and of each room's `mod.rs`; the
+//! edges are the paths that begin with `crate::`, outside of tests.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Everybody may know these, and they know no room.
+const BESIDE: [&str; 4] = ["bytes", "error", "fault", "guard"];
+
+/// The names in the first column of the table at the head of a file, from the top.
+fn table(text: &str) -> Vec<String> {
+    text.lines()
+        .take_while(|line| line.starts_with("//!"))
+        .filter_map(|line| line.strip_prefix("//! | ")?.split(" | ").next())
+        .map(|name| name.trim_matches(|c| "[]`".contains(c)).to_string())
+        .filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+        .filter(|name| !["room", "module", "word"].contains(&name.as_str()))
+        .collect()
+}
+
+/// The code of a file: without its tests and its comments.
+fn code(text: &str) -> String {
+    let tests =
+        ["#[cfg(test)]\nmod ", "#[cfg(all(test, not(loom)))]\nmod ", "#[cfg(all(test, feature"];
+    let end = tests.iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());
+    let lines = text[..end].lines().filter(|line| !line.trim_start().starts_with("//"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The first two names of every path that begins with `crate::`; the second may be missing.
+fn edges(code: &str) -> Vec<(String, String)> {
+    let name = |text: &str| -> String {
+        text.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect()
+    };
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("crate::") {
+        let rest = &code[at + "crate::".len()..];
+        let room = name(rest);
+        let after = rest[room.len()..].strip_prefix("::").unwrap_or_default();
+        match after.strip_prefix('{') {
+            // `use crate::room::{self, module::Thing, module}`
+            Some(list) => {
+                let list = &list[..list.find('}').unwrap_or(list.len())];
+                for item in list.split(',') {
+                    found.push((room.clone(), name(item.trim())));
+                }
+            }
+            None => found.push((room, name(after))),
+        }
+    }
+    found
+}
+
+/// What a file at `path` below the source folder may not do but does.
+fn violations(path: &Path, text: &str, tables: &BTreeMap<String, Vec<String>>) -> Vec<String> {
+    let rooms = &tables[""];
+    let place = |list: &[String], name: &str| list.iter().position(|listed| listed == name);
+    let mut parts = path.iter().map(|part| part.to_string_lossy().replace(".rs", ""));
+    let (room, module) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let mut found = Vec::new();
+    for (to_room, to_module) in edges(&code(text)) {
+        let why = if BESIDE.contains(&to_room.as_str()) {
+            continue;
+        } else if to_room == room && !module.is_empty() {
+            let modules = &tables[&room];
+            match (place(modules, &module), place(modules, &to_module)) {
+                (Some(from), Some(to)) if to < from => "stands above it in its room",
+                _ => continue,
+            }
+        } else {
+            match (place(rooms, &room), place(rooms, &to_room)) {
+                (None, Some(_)) if BESIDE.contains(&room.as_str()) => {
+                    "is a room, and it stands beside"
+                }
+                (Some(from), Some(to)) if to < from => "is a room above its own",
+                _ => continue,
+            }
+        };
+        found.push(format!("{}: crate::{to_room}::{to_module} {why}", path.display()));
+    }
+    found
+}
+
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap().flatten() {
+        let path = entry.path();
+        let name = entry.file_name().into_string().unwrap();
+        if path.is_dir() && name != "tests" {
+            files(&path, found);
+        } else if name.ends_with(".rs") && !["tests.rs", "models.rs", "lib.rs"].contains(&&*name) {
+            found.push(path);
+        }
+    }
+}
+
+fn source() -> (PathBuf, BTreeMap<String, Vec<String>>) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("rust/core/src");
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
+    let rooms = table(&read(root.join("lib.rs")));
+    let mut tables: BTreeMap<_, _> = rooms
+        .iter()
+        .map(|room| (room.clone(), table(&read(root.join(room).join("mod.rs")))))
+        .collect();
+    tables.insert(String::new(), rooms);
+    (root, tables)
+}
+
+#[test]
+fn each_room_and_each_module_knows_only_those_below_it() {
+    let (root, tables) = source();
+    let mut all = Vec::new();
+    files(&root, &mut all);
+    assert!(all.len() > 30, "the sources were found");
+    let found: Vec<String> = all
+        .iter()
+        .flat_map(|path| {
+            let text = std::fs::read_to_string(path).unwrap();
+            violations(path.strip_prefix(&root).unwrap(), &text, &tables)
+        })
+        .collect();
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn every_room_and_every_module_is_in_its_table() {
+    let (root, tables) = source();
+    let mut missing = Vec::new();
+    for (room, listed) in &tables {
+        let folder = root.join(room);
+        for entry in std::fs::read_dir(&folder).unwrap().flatten() {
+            let name = entry.file_name().into_string().unwrap().replace(".rs", "");
+            let known = ["mod", "lib", "tests", "models"].contains(&&*name)
+                || (room.is_empty() && BESIDE.contains(&&*name))
+                || listed.contains(&name);
+            if !known {
+                missing.push(format!("{room}/{name}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "not in the table of their room: {missing:?}");
+}
+
+/// The control: edges that are forbidden are seen, whatever their form.
+#[test]
+fn control_a_forbidden_edge_is_caught() {
+    let (_, tables) = source();
+    let seen = |path: &str, text: &str| violations(Path::new(path), text, &tables).len();
+    assert_eq!(seen("sys/ofd.rs", "use crate::segment::Segment;"), 1);
+    assert_eq!(seen("sys/ofd.rs", "fn f() { crate::slots::cache::g() }"), 1);
+    assert_eq!(seen("segment/claim.rs", "use crate::segment::{self, lease::Leases};"), 1);
+    assert_eq!(seen("error.rs", "use crate::sys::limits;"), 1);
+    assert_eq!(seen("segment/lease.rs", "use crate::segment::claim::Claim;"), 0);
+    assert_eq!(seen("slots/cache.rs", "use crate::{error::Error, sys::limits};"), 0);
+    assert_eq!(seen("sys/ofd.rs", "// crate::segment is above"), 0);
+    assert_eq!(seen("sys/ofd.rs", "#[cfg(test)]\nmod tests { use crate::segment; }"), 0);
+}

@@ -1,0 +1,254 @@
+"""Iterators of stocache.DataLoader are torch's: when they draw, what they are, where they load."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import stocache
+import torch
+from differential import Copying, DrawsInIter, DrawsPerBatch
+from stocache import loader as module
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
+
+
+@pytest.fixture
+def complete(cached, log):
+    """A complete cache of 40 samples, over a source that notes loads in this process."""
+
+    def make(**options):
+        dataset = cached(Copying([(torch.full((8,), idx), idx) for idx in range(40)], log))
+        dataset.warm(num_workers=1, progress=False)
+        return dataset
+
+    return make
+
+
+class OldLoader(stocache.DataLoader):
+    """As it was: a generator that draws a seed in every epoch, when the first batch is asked for,
+    and loads what is missing itself."""
+
+    def __iter__(self):
+        gatherer = self.gatherer()
+        if gatherer is None:
+            yield from super().__iter__()
+            return
+        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        for indices in self.batch_sampler:
+            batch = gatherer.start(indices)()
+            if batch is gatherer.missing:
+                batch = stocache.collate([self.dataset[i] for i in indices])
+            yield batch
+
+
+def orders(kind, dataset, between, **options):
+    """What three epochs give, and what is drawn after each."""
+    torch.manual_seed(5)
+    random.seed(5)
+    loader, seen = kind(dataset, **options), []
+    for _ in range(3):
+        batches = iter(loader)
+        seen.append(between())
+        seen += [batch[1].tolist() for batch in batches]
+        seen.append((torch.rand(1).item(), random.random()))
+    return seen
+
+
+SCRIPTS = {
+    "persistent workers": lambda: dict(
+        batch_size=4, shuffle=True, num_workers=2, persistent_workers=True
+    ),
+    "a batch sampler that draws in __iter__": lambda: dict(batch_sampler=DrawsInIter(40, 4)),
+    "the same, workers": lambda: dict(batch_sampler=DrawsInIter(40, 4), num_workers=2),
+    "a batch sampler that draws per batch": lambda: dict(
+        batch_sampler=DrawsPerBatch(40, 4), num_workers=1
+    ),
+    "shuffled": lambda: dict(batch_size=4, shuffle=True),
+}
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("between", [lambda: None, partial(torch.rand, 1)], ids=["", "rand()"])
+def test_numbers_are_drawn_when_torch_draws_them(complete, monkeypatch, script, between, ahead):
+    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0 if ahead else 1 << 20)
+    dataset, options = complete(), SCRIPTS[script]
+    expected = orders(DataLoader, dataset, between, **options())
+    assert orders(stocache.DataLoader, dataset, between, **options()) == expected
+
+
+def test_control_a_generator_draws_at_other_times(complete):
+    dataset, differ = complete(), []
+    for script, options in SCRIPTS.items():
+        for between in (lambda: None, partial(torch.rand, 1)):
+            expected = orders(DataLoader, dataset, between, **options())
+            if orders(OldLoader, dataset, between, **options()) != expected:
+                differ.append(script)
+    assert set(differ) == set(SCRIPTS), "every script finds it"
+
+
+def test_a_sampler_with_a_generator_of_its_own_is_where_torch_leaves_it(complete, monkeypatch):
+    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
+    dataset = complete()
+
+    def states(kind):
+        generator = torch.Generator().manual_seed(3)
+        seen = []
+        for stop in (1, 5, 9, 10, 11):
+            sampler = RandomSampler(dataset, generator=generator)
+            for n, _ in enumerate(kind(dataset, batch_sampler=BatchSampler(sampler, 4, False)), 1):
+                seen.append(generator.get_state().sum().item())
+                if n == stop:
+                    break
+        return seen
+
+    assert states(stocache.DataLoader) == states(DataLoader)
+    # control: one that is asked ahead of time without regard to what it draws
+    monkeypatch.setattr(module, "_knows_order", lambda batches: True)
+    monkeypatch.setattr(stocache._torch.compat.HereIterator, "__len__", lambda self: 99)
+    with pytest.raises((AssertionError, StopIteration)):
+        assert states(stocache.DataLoader) == states(DataLoader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_keeps_its_type_and_its_length(cached, log, workers):
+    def look(kind):
+        dataset = cached(Copying([(torch.ones(2), idx) for idx in range(12)], log))
+        loader, seen = kind(dataset, 4, num_workers=workers), set()
+        for _ in range(3):
+            batches = iter(loader)
+            seen.add((type(batches), len(batches)))
+            assert len(list(batches)) == 3
+            assert next(batches, None) is None
+        assert dataset.is_complete()
+        return seen
+
+    assert len(look(stocache.DataLoader)) == 1
+    with pytest.raises(TypeError, match="has no len"):  # control
+        look(OldLoader)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("chosen", [range(40), range(3, 37)], ids=["all", "Subset"])
+def test_a_cache_emptied_in_mid_epoch_is_filled_by_workers(complete, tmp_path, chosen, persistent):
+    def run(kind):
+        dataset = complete()
+        (tmp_path / "loads").unlink(missing_ok=True)
+        top = dataset if len(chosen) == 40 else Subset(dataset, chosen)
+        loader = kind(top, 4, num_workers=2, persistent_workers=persistent)
+        for epoch in range(4):
+            seen = []
+            for n, (rows, labels) in enumerate(loader):
+                assert rows[:, 0].tolist() == labels.tolist()
+                seen += labels.tolist()
+                if n == 3 and epoch != 1:
+                    dataset.clear()
+            assert seen == list(chosen)
+        return (tmp_path / "loads").exists()
+
+    assert not run(stocache.DataLoader), "the main process loaded a sample"
+    if not persistent:
+        assert run(OldLoader), "control: it did before"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_threads_that_pin_use_the_device_of_the_training_loop(complete, monkeypatch, workers):
+    devices = {}
+
+    def use(index):
+        devices[threading.get_ident()] = index
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 3)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", use)
+    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
+    dataset, pinned = complete(), []
+
+    def pin(tensor):
+        pinned.append(devices.get(threading.get_ident()))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    loader = stocache.DataLoader(dataset, 4, num_workers=workers, pin_memory=True)
+    assert len(list(loader)) == 10
+    assert pinned == [3] * 20
+    # control: a thread that nobody told
+    pinned.clear()
+    devices.clear()  # a new thread may get an old number
+    monkeypatch.setattr(module, "ThreadPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    list(loader)
+    assert pinned == [None] * 20
+
+
+def test_import_leaves_the_reducer_of_tensors_alone(run_script):
+    source = """
+        from multiprocessing.reduction import ForkingPickler
+        import torch, torch.multiprocessing
+        before = ForkingPickler._extra_reducers[torch.Tensor]
+        import stocache
+        dataset = stocache.CachedDataset(
+            [torch.zeros(9999) + i for i in range(8)], "8MiB", verbose=False
+        )
+        for _ in range(2):
+            for n, batch in enumerate(stocache.DataLoader(dataset, 4, num_workers=1)):
+                assert batch[:, 0].tolist() == list(range(4 * n, 4 * n + 4))
+        if "control" in __import__("sys").argv:
+            ForkingPickler.register(torch.Tensor, lambda tensor: (torch.zeros, (1,)))
+        print(ForkingPickler._extra_reducers[torch.Tensor] is before)
+    """
+    assert run_script(source).stdout == "True\n"
+    assert run_script(source, "control").stdout == "False\n"
+
+
+class Told:
+    """A worker_init_fn that notes what get_worker_info() tells of."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __call__(self, worker):
+        info = torch.utils.data.get_worker_info()
+        with open(self.path, "a") as file:
+            file.write(f"{type(info.dataset).__name__} {type(info.dataset.dataset).__name__}\n")
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_are_told_of_the_dataset_and_not_of_a_view(cached, log, tmp_path, context):
+    tops = (lambda dataset: dataset, lambda dataset: Subset(dataset, range(7)))
+    for n, top in enumerate(tops if context == "fork" else tops[:1]):
+        dataset = cached(Copying([(torch.ones(2), idx) for idx in range(8)], log))
+        told = Told(tmp_path / f"told{n}")
+        options = {"num_workers": 1, "multiprocessing_context": context, "worker_init_fn": told}
+        assert len(list(stocache.DataLoader(top(dataset), 4, **options))) == 2
+    assert (tmp_path / "told0").read_text() == "CachedDataset Copying\n"
+    if context == "fork":
+        assert (tmp_path / "told1").read_text() == "Subset CachedDataset\n"
+    # control: a stock loader over the view tells of the view
+    told = Told(tmp_path / "control")
+    indices = [[0, 1], [2]]
+    list(DataLoader(Named(dataset), None, sampler=indices, num_workers=1, worker_init_fn=told))
+    assert (tmp_path / "control").read_text() == "Named CachedDataset\n"
+
+
+class Named(torch.utils.data.Dataset):
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, indices):
+        return self.dataset.batches[indices]
+
+
+def test_a_view_of_batches_says_what_it_needs(complete):
+    view = complete().batches
+    assert len(view) == 40 and view[[3, 1]][1].tolist() == [3, 1]
+    with pytest.raises(TypeError, match=r"index 3 of a view of batches; a list of indices"):
+        view[3]
+    with pytest.raises(IndexError, match="out of bounds"):
+        view[[40]]

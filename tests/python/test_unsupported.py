@@ -1,0 +1,81 @@
+"""Samples that cannot be stored: told with the place and the remedy, as one kind of exception."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from stocache import _C, UnsupportedSample
+
+
+class Plain:
+    pass
+
+
+def refused(sample, allow_pickle=False) -> UnsupportedSample:
+    with pytest.raises(UnsupportedSample) as caught:
+        _C.codec_encode(sample, allow_pickle)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "sample, place, words",
+    [
+        ({1, 2}, "sample", "is a set; "),
+        ((torch.ones(3), {"boxes": {1}}), "sample[1]['boxes']", "is a set; "),
+        ([1, [Plain()]], "sample[1][0]", "Plain; "),
+        ({"x": torch.ones(3, device="meta")}, "sample['x']", "without data"),
+        ([{Plain: 1}], "sample[0]", "has a key that is a type"),
+        ([[0]] * 3 + [torch.eye(3).to_sparse()], "sample[3]", "to_dense()"),
+    ],
+)
+def test_the_place_and_the_remedy_are_told(sample, place, words):
+    error = refused(sample)
+    assert error.place == place
+    assert str(error).startswith(place + " ") and words in str(error)
+    assert isinstance(error, TypeError) and isinstance(error, ValueError)
+    assert error.__cause__ is None
+
+
+def test_what_pickle_refuses_is_told_with_its_reason():
+    error = refused((1, {"f": (i for i in range(3))}), allow_pickle=True)
+    assert error.place == "sample[1]['f']"
+    assert "which pickle cannot store (TypeError: cannot pickle 'generator' object)" in str(error)
+    assert isinstance(error.__cause__, TypeError)
+
+
+def test_it_reaches_the_main_process_as_itself():
+    error = refused([set()])
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is UnsupportedSample
+    assert again.place == "sample[0]" and str(again) == str(error)
+
+
+def test_a_store_goes_on_after_a_refused_sample():
+    store = _C.Records()
+    store.open(1 << 22, 8, "freeze", "", "memfd", False, _C.fingerprint_of("x"), "no", "", 0, -1)
+    with store.loading() as loading:
+        for _ in range(3):  # the claim ended each time
+            assert loading.begin(2) is _C.Claim.LOAD_AND_STORE
+            with pytest.raises(UnsupportedSample, match=r"sample\[1\] is a set"):
+                loading.put(2, (1, set()), False)
+        assert loading.begin(2) is _C.Claim.LOAD_AND_STORE
+        assert loading.put(2, (1, 2), False) is _C.Put.STORED
+    with pytest.raises(UnsupportedSample):
+        store.differs(2, {1}, False)
+    store.close()
+
+
+def test_interrupts_and_lack_of_memory_are_no_refusals():
+    class Stops:
+        def __init__(self, error):
+            self.error = error
+
+        def __reduce__(self):
+            raise self.error
+
+    for error in (KeyboardInterrupt(), MemoryError(), SystemExit()):
+        with pytest.raises(type(error)):
+            _C.codec_encode(Stops(error), True)
