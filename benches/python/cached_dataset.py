@@ -145,10 +145,11 @@ def cached(dataset: Dataset[Any], sample_bytes: int, warm: bool = True) -> Itera
         made.close()
 
 
-def stock_loader(dataset: Dataset[Any], **batches: Any) -> DataLoader[Any]:
-    """torch's own loader, over the view of batches where there is a CachedDataset."""
+def stock_loader(dataset: Dataset[Any], plain: bool = False, **batches: Any) -> DataLoader[Any]:
+    """torch's own loader, over the view of batches where there is a CachedDataset; ``plain`` over
+    the dataset itself, sample by sample."""
     options: dict[str, Any] = batches or {"batch_size": BATCH, "shuffle": True}
-    if isinstance(dataset, CachedDataset):
+    if isinstance(dataset, CachedDataset) and not plain:
         order = options.get("batch_sampler") or BatchSampler(RandomSampler(dataset), BATCH, False)
         options = {"sampler": order, "batch_size": None}
         dataset = dataset.batches
@@ -220,7 +221,11 @@ def stock_epochs(table: Table, progress: tqdm[None], rounds: int) -> None:
     for size, alone, reading in ((LARGE, 5, 4), (SMALL, 6, 4)):
         values = noise(size)
         with cached(InMemory(values), size.bytes) as ours:
-            loaders = {"ours": stock_loader(ours), "theirs": stock_loader(InStocaching(values))}
+            loaders = {
+                "ours": stock_loader(ours),
+                "plain": stock_loader(ours, plain=True),
+                "theirs": stock_loader(InStocaching(values)),
+            }
             for loader in loaders.values():
                 check(loader, values)
             sides = {side: epoch(loader, size.samples) for side, loader in loaders.items()}
@@ -230,17 +235,28 @@ def stock_epochs(table: Table, progress: tqdm[None], rounds: int) -> None:
             # Ends the workers before the next size, and before the cache is closed.
             del sides, loaders, loader
             gc.collect()
-        what = f"warm epoch, {size.words}, stock DataLoader"
-        at_least(table, f"{what} / stocaching 0.2.1", times, "theirs", "ours", size.samples, alone)
+        what = f"warm epoch, {size.words}, torch's DataLoader"
         at_least(
             table,
-            f"{what} / stocaching, every byte read",
+            f"{what}, dataset.batches / stocaching 0.2.1",
+            times,
+            "theirs",
+            "ours",
+            size.samples,
+            alone,
+        )
+        at_least(
+            table,
+            f"{what}, dataset.batches / stocaching, every byte read",
             times,
             "theirs, read",
             "ours, read",
             size.samples,
             reading,
         )
+        ratio = times.ratio("theirs", "plain")
+        words = f"{ratio:.1f} x  ({speed(times, 'plain', size.samples)}/s)"
+        table.info("the same over the dataset itself / stocaching", ratio, words)
 
 
 # --- warm epochs through stocache.DataLoader ----------------------------------------------------
