@@ -287,7 +287,7 @@ impl Folder {
 
     /// Tells people, if nobody on this node was told yet.
     pub(crate) fn tell(&self, what: Topic, text: impl FnOnce() -> String) {
-        if self.table.is_news(what as u64) {
+        if self.table.segment().is_first_to_tell(what as u32) {
             self.news.put(text());
         }
     }

@@ -3,13 +3,12 @@
 use crate::error::{Error, Kind, Result};
 use crate::segment::claim::{self, Lease, Slots};
 use crate::segment::counters::Counters;
-use crate::segment::layout::{FROZEN_AT, LOCKS, Plan, RecordLayout, Room, TOLD_AT};
-use crate::segment::lease::{self, Leases};
+use crate::segment::layout::{LOCKS, Plan, RecordLayout, Room};
+use crate::segment::lease::Leases;
 use crate::segment::{Opened, Request, Segment};
-use crate::sys::fork;
 use crate::sys::mapping::Mapping;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 /// How long to wait for somebody who is choosing a region or adding a schema, and where many threads
@@ -21,8 +20,6 @@ pub struct RecordStore {
     segment: Segment,
     room: Room,
     layout: RecordLayout,
-    /// errno of the write that froze the store, if it was ours; for the message.
-    pub(super) frozen_by: AtomicU32,
     /// Nanoseconds that loading took lately, as this process saw it: by its own calls, of which one
     /// may load many samples, and by waiting for others.
     pub(super) lately: AtomicU64,
@@ -38,16 +35,10 @@ impl RecordStore {
                 format!("the cache {:?} is a SharedCache; use another name", segment.name()),
             ));
         };
-        let (file, name) = (segment.file(), segment.name().to_string());
-        let layout = room.layout()?;
-        let (frozen_by, lately) = (AtomicU32::new(0), AtomicU64::new(0));
-        let store = fork::unique(file, &name, Self { segment, room, layout, frozen_by, lately });
-        if how == Opened::Resumed {
-            // It may have been kept because the space ran out; there may be more now.
-            store.frozen().store(0, Ordering::Relaxed);
-            // And whoever was told has gone.
-            store.told().store(0, Ordering::Relaxed);
-        }
+        let store = segment.unique(how, |segment| {
+            let layout = room.layout()?;
+            Ok(Self { segment, room, layout, lately: AtomicU64::new(0) })
+        })?;
         Ok((store, how))
     }
 
@@ -76,23 +67,15 @@ impl RecordStore {
 
     /// The claims: a state per sample, which is empty or claimed, and those of the locks.
     pub(super) fn slots(&self) -> Slots<'_> {
-        lease::slots(self.mapping(), self.layout.states_at, self.room.dataset_len + LOCKS)
+        self.segment.slots(self.room.dataset_len + LOCKS)
     }
 
     pub(super) fn leases(&self) -> Leases<'_> {
-        Leases(self.segment.anchor())
+        self.segment.leases()
     }
 
     pub(super) fn counters(&self) -> Counters<'_> {
-        Counters(self.mapping())
-    }
-
-    pub(super) fn frozen(&self) -> &AtomicU32 {
-        self.mapping().half_word(FROZEN_AT)
-    }
-
-    pub(super) fn told(&self) -> &AtomicU32 {
-        self.mapping().half_word(TOLD_AT)
+        self.segment.counters()
     }
 
     pub(super) fn lock_of_regions(&self) -> usize {

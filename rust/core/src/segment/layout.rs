@@ -115,6 +115,15 @@ impl Plan {
         }
     }
 
+    /// Where the states begin.
+    pub(crate) fn states_at(&self) -> Result<u64> {
+        match self {
+            Plan::Slots(geometry) => geometry.layout().map(|l| l.states_at),
+            Plan::Records(room) => room.layout().map(|l| l.states_at),
+            Plan::Files(table) => table.layout().map(|l| l.states_at),
+        }
+    }
+
     /// Where the data begin, and the length of the segment. What lies before is metadata.
     pub fn extent(&self) -> Result<(u64, u64)> {
         match self {

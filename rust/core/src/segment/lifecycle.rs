@@ -41,7 +41,7 @@ use std::io::IoSlice;
 use std::os::fd::IntoRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long an attach may meet others who are just creating or removing the same name.
@@ -159,6 +159,10 @@ pub struct Segment {
     name: String,
     /// What was asked for, and whether it can be had.
     huge_pages: (HugePages, bool),
+    /// Where the states begin.
+    pub(super) states_at: u64,
+    /// errno of the write that froze it, if it was ours; for the message.
+    pub(super) frozen_by: AtomicU32,
 }
 
 impl Segment {
@@ -351,8 +355,7 @@ impl Segment {
     /// The states beyond the capacity say so, before anybody can see them.
     fn mark_beyond(&self) {
         let Plan::Slots(g) = &self.header.plan else { return };
-        let Ok(layout) = g.layout() else { return };
-        let states = self.mapping.states(layout.states_at as usize, g.dataset_len as usize);
+        let states = self.mapping.states(self.states_at as usize, g.dataset_len as usize);
         for state in &states[g.capacity as usize..] {
             state.store(claim::BEYOND, Ordering::Relaxed);
         }
@@ -386,6 +389,8 @@ impl Segment {
         Ok(Self {
             anchor,
             mapping: Arc::new(mapping),
+            states_at: header.plan.states_at()?,
+            frozen_by: AtomicU32::new(0),
             header,
             backing,
             name: wanted.name.to_string(),

@@ -3,6 +3,7 @@
 //! | module | role |
 //! | --- | --- |
 //! | `list` | what is on this node, whose it is and who uses it; removal by name |
+//! | `access` | the parts that all segments have, of one that is open |
 //! | `lease` | proof that a writer lives: a locked byte the kernel frees |
 //! | `counters` | hits, misses and the like, without contention |
 //! | `lifecycle` | create, attach, detach, remove what was left |
@@ -14,6 +15,8 @@
 //! | `parts` | its part that all have |
 //! | [`claim`] | the state of a slot: claim, publish, take over |
 
+#[cfg(not(loom))]
+mod access;
 pub mod claim;
 #[cfg(not(loom))]
 pub(crate) mod counters;

@@ -1,18 +1,18 @@
 //! The dense cache: one slot per sample of a dataset, loaded and stored by index.
 
 use crate::bytes::Bytes;
-use crate::error::{Error, Kind, Result, frozen_reason};
+use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
 use crate::segment::claim::{BEYOND, Claim, Lease, SET, Slots};
 use crate::segment::counters::{Count, Counters};
-use crate::segment::layout::{FROZEN_AT, Geometry, Layout, Plan};
-use crate::segment::lease::{self, Leases};
+use crate::segment::layout::{Geometry, Layout, Plan};
+use crate::segment::lease::Leases;
 use crate::segment::{Opened, Request, Segment};
 use crate::slots::seen::Seen;
 use crate::sys::fork;
 use crate::sys::mapping::{Mapping, checksum};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long an overwrite waits for another writer of the same slot before it lets that one win.
@@ -72,8 +72,6 @@ pub struct Cache {
     geometry: Geometry,
     layout: Layout,
     seen: Seen,
-    /// errno of the write that froze the cache, if it was ours; for the message.
-    frozen_by: AtomicU32,
 }
 
 impl Cache {
@@ -127,7 +125,6 @@ impl Cache {
     }
 
     fn over((segment, how): (Segment, Opened)) -> Result<(Arc<Self>, Opened)> {
-        let file = segment.file();
         let Plan::Slots(geometry) = segment.header().plan.clone() else {
             return Err(Error::new(
                 Kind::Argument,
@@ -137,19 +134,10 @@ impl Cache {
                 ),
             ));
         };
-        let name = segment.name().to_string();
-        let fresh = Self {
-            seen: Seen::new(geometry.capacity),
-            layout: geometry.layout()?,
-            geometry,
-            segment,
-            frozen_by: AtomicU32::new(0),
-        };
-        let cache = fork::unique(file, &name, fresh);
-        if how == Opened::Resumed {
-            // It may have been kept because the space ran out; there may be more now.
-            cache.frozen().store(0, Ordering::Relaxed);
-        }
+        let cache = segment.unique(how, |segment| {
+            let (seen, layout) = (Seen::new(geometry.capacity), geometry.layout()?);
+            Ok(Self { segment, geometry, layout, seen })
+        })?;
         cache.take_note();
         Ok((cache, how))
     }
@@ -178,15 +166,15 @@ impl Cache {
     }
 
     fn slots(&self) -> Slots<'_> {
-        slots(self.mapping(), self.layout(), self.geometry())
+        self.segment.slots(self.geometry.capacity)
     }
 
     fn counters(&self) -> Counters<'_> {
-        Counters(self.mapping())
+        self.segment.counters()
     }
 
     fn leases(&self) -> Leases<'_> {
-        Leases(self.segment.anchor())
+        self.segment.leases()
     }
 
     /// The index as a place in the cache, or why it is none.
@@ -359,7 +347,7 @@ impl Cache {
         if !overwrite && slots.state(i) == SET {
             return Ok(self.already_set(i));
         }
-        if self.frozen().load(Ordering::Relaxed) != 0 {
+        if self.segment.is_frozen() {
             self.counters().add(Count::Dropped, 1);
             return Ok(Stored::Refused(false));
         }
@@ -415,8 +403,7 @@ impl Cache {
             if let Some(error) = Error::unwritable("value", errno) {
                 return Err(error);
             }
-            self.frozen_by.store(errno.raw_os_error() as u32, Ordering::Relaxed);
-            return Ok(Stored::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0));
+            return Ok(Stored::Refused(self.segment.freeze(errno)));
         }
         if self.geometry().verify {
             self.checks()[i].store(checksum(bytes), Ordering::Relaxed);
@@ -436,12 +423,7 @@ impl Cache {
     /// Why the cache froze, for the one warning.
     pub fn frozen_reason(&self) -> String {
         let (filled, capacity) = (self.slots().filled(), self.geometry().capacity);
-        let state = format!(" with {filled} of {capacity} slots filled");
-        frozen_reason(self.segment.name(), &state, self.frozen_by.load(Ordering::Relaxed) as i32)
-    }
-
-    fn frozen(&self) -> &AtomicU32 {
-        self.mapping().half_word(FROZEN_AT)
+        self.segment.frozen_reason(&format!(" with {filled} of {capacity} slots filled"))
     }
 
     /// Empties every slot, wipes its bytes and takes values again. The memory stays allocated.
@@ -465,7 +447,7 @@ impl Cache {
             },
         );
         self.seen.forget();
-        self.frozen().store(0, Ordering::Relaxed);
+        self.segment.thaw();
         failed.map_or(Ok(()), |errno| Err(Error::system("cannot wipe a slot", errno)))
     }
 
@@ -499,14 +481,9 @@ impl Cache {
             dropped: counters.sum(Count::Dropped),
             damaged: counters.sum(Count::Damaged),
             filled: self.filled(),
-            frozen: self.frozen().load(Ordering::Relaxed) != 0,
+            frozen: self.segment.is_frozen(),
         }
     }
-}
-
-/// The slot protocol over a mapping of that layout; also used on the heap-backed segment of tests.
-pub(crate) fn slots<'a>(mapping: &'a Mapping, layout: &Layout, geometry: &Geometry) -> Slots<'a> {
-    lease::slots(mapping, layout.states_at, geometry.capacity)
 }
 
 const _: () = assert!(BEYOND > SET); // states beyond the capacity are never looked at through Slots
@@ -516,11 +493,16 @@ mod tests {
     //! On a heap-backed segment, so that Miri can run them: `cargo +nightly miri test --lib heap`.
     use super::*;
     use crate::segment::claim::{EMPTY, Orphans, claimed_by};
+    use crate::segment::lease;
 
     fn heap() -> (Mapping, Layout, Geometry) {
         let geometry = Geometry::plan(1 << 16, 100, &[64], 0, 1, true).unwrap();
         let layout = geometry.layout().unwrap();
         (Mapping::heap(layout.total as usize), layout, geometry)
+    }
+
+    fn slots<'a>(mapping: &'a Mapping, layout: &Layout, geometry: &Geometry) -> Slots<'a> {
+        lease::slots(mapping, layout.states_at, geometry.capacity)
     }
 
     /// No lease is ever free.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::segment::Backing;
 use crate::segment::claim::LEASES;
-use crate::segment::table_layout::ROW_WORDS;
+use crate::segment::table_layout::{ROW_WORDS, Table};
 
 fn content(size: u64, mtime: u64) -> Content {
     Content { version: Version { size, mtime }, hash: 0 }
