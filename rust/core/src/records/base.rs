@@ -1,15 +1,16 @@
 //! The store as it lies in its segment: its parts, its lease, its locks.
 
 use crate::error::{Error, Kind, Result};
-use crate::segment::claim::{self, Lease, Slots};
+use crate::segment::claim::{Lease, Slots};
 use crate::segment::counters::Counters;
 use crate::segment::layout::{LOCKS, Plan, RecordLayout, Room};
 use crate::segment::lease::Leases;
+use crate::segment::lock::StateLock;
 use crate::segment::{Opened, Request, Segment};
 use crate::sys::mapping::Mapping;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long to wait for somebody who is choosing a region or adding a schema, and where many threads
 /// of this process write, for one of them.
@@ -93,15 +94,7 @@ impl RecordStore {
         lease: Lease,
         act: impl FnOnce() -> R,
     ) -> Option<R> {
-        let began = Instant::now();
-        while self.slots().claim(lock, lease, false, &self.leases()) != claim::Claim::Claimed {
-            if began.elapsed() > LOCK_PATIENCE {
-                return None;
-            }
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        let result = act();
-        self.slots().abandon(lock, lease);
-        Some(result)
+        let _lock = StateLock::wait(self.slots(), lock, lease, &self.leases(), LOCK_PATIENCE)?;
+        Some(act())
     }
 }

@@ -702,7 +702,7 @@ fn choose(request: &Request) -> Result<Backing> {
 }
 
 /// Held while a memfd of that name is looked for and made; the kernel ends it with its holder.
-/// `None` if somebody else has it.
+/// `None` if somebody else has it. Not the lock of lock.rs: there is no segment yet.
 fn creation_lock(name: &str) -> Result<Option<Unshared>> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
     // The address is at most 107 bytes, a name may be longer.

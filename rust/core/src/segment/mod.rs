@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `list` | what is on this node, whose it is and who uses it; removal by name |
 //! | `access` | the parts that all segments have, of one that is open |
+//! | `lock` | a lock that ends with its holder |
 //! | `lease` | proof that a writer lives: a locked byte the kernel frees |
 //! | `counters` | hits, misses and the like, without contention |
 //! | `lifecycle` | create, attach, detach, remove what was left |
@@ -27,6 +28,7 @@ pub(crate) mod lease;
 mod lifecycle;
 #[cfg(not(loom))]
 mod list;
+pub(crate) mod lock;
 #[cfg(not(loom))]
 pub(crate) mod name;
 pub(crate) mod parts;

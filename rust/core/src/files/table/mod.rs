@@ -37,12 +37,12 @@ mod room;
 mod rows;
 
 use crate::error::{Error, Kind, Result};
-use crate::fault::{Fault, active as broken};
 use crate::files::content::{Content, Version};
-use crate::segment::claim::{Claim, Lease, Slots, is_claimed};
+use crate::segment::claim::{Slots, is_claimed};
 use crate::segment::counters::Counters;
 use crate::segment::layout::{LOCKS, Plan};
 use crate::segment::lease::Leases;
+use crate::segment::lock::StateLock;
 use crate::segment::table_layout::{ENTRY_WORDS, HEAD_WORDS, TableLayout};
 use crate::segment::{Opened, Request, Segment};
 use std::sync::Arc;
@@ -191,19 +191,6 @@ impl Entry<'_> {
     }
 }
 
-/// A lock that ends with its holder.
-pub(crate) struct StateLock<'a> {
-    table: &'a FileTable,
-    state: usize,
-    lease: Lease,
-}
-
-impl Drop for StateLock<'_> {
-    fn drop(&mut self) {
-        self.table.slots().abandon(self.state, self.lease);
-    }
-}
-
 /// The only one who may change file `i`.
 pub(crate) struct FileLock<'a> {
     pub(crate) i: usize,
@@ -299,11 +286,7 @@ impl FileTable {
     }
 
     fn lock_state(&self, state: usize) -> Option<StateLock<'_>> {
-        let lease = self.lease()?;
-        let claim = self.slots().claim(state, lease, false, &self.leases());
-        let got = claim == Claim::Claimed || broken(Fault::IgnoreFileLock);
-        // Not `then_some`: a lock that is made gives back what it locks.
-        got.then(|| StateLock { table: self, state, lease })
+        StateLock::take(self.slots(), state, self.lease()?, &self.leases())
     }
 
     /// Whether somebody has the lock of file `i`, dead or alive.
