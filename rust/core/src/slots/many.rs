@@ -6,7 +6,8 @@
 #![allow(unsafe_code)] // rows of one buffer, written by several threads
 
 use crate::error::{Error, Kind, Result};
-use crate::slots::cache::{Cache, Stored};
+use crate::slots::cache::Cache;
+use crate::slots::outcome::Stored;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Below this many bytes per thread a thread costs more than it saves.
