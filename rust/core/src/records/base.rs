@@ -3,7 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::segment::claim::{Lease, Slots};
 use crate::segment::counters::Counters;
-use crate::segment::layout::{LOCKS, Plan, RecordLayout, Room};
+use crate::segment::layout::{Geometry, LOCKS, RecordsGeometry, RecordsLayout};
 use crate::segment::lease::Leases;
 use crate::segment::lock::StateLock;
 use crate::segment::{Opened, Request, Segment};
@@ -19,8 +19,8 @@ pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(100);
 /// A store open in this process.
 pub struct RecordStore {
     segment: Segment,
-    room: Room,
-    layout: RecordLayout,
+    geometry: RecordsGeometry,
+    layout: RecordsLayout,
     /// Nanoseconds that loading took lately, as this process saw it: by its own calls, of which one
     /// may load many samples, and by waiting for others.
     pub(super) lately: AtomicU64,
@@ -30,15 +30,15 @@ impl RecordStore {
     /// Joins the store of that name, or makes it.
     pub fn open(request: &Request) -> Result<(Arc<Self>, Opened)> {
         let (segment, how) = Segment::open(request)?;
-        let Plan::Records(room) = segment.header().plan.clone() else {
+        let Geometry::Records(geometry) = segment.header().geometry.clone() else {
             return Err(Error::new(
                 Kind::Argument,
                 format!("the cache {:?} is a SharedCache; use another name", segment.name()),
             ));
         };
         let store = segment.unique(how, |segment| {
-            let layout = room.layout()?;
-            Ok(Self { segment, room, layout, lately: AtomicU64::new(0) })
+            let layout = geometry.layout()?;
+            Ok(Self { segment, geometry, layout, lately: AtomicU64::new(0) })
         })?;
         Ok((store, how))
     }
@@ -49,16 +49,16 @@ impl RecordStore {
     }
 
     /// What it has room for.
-    pub fn room(&self) -> &Room {
-        &self.room
+    pub fn geometry(&self) -> &RecordsGeometry {
+        &self.geometry
     }
 
     /// Whether regions are emptied to make room for new records.
     pub fn recycles(&self) -> bool {
-        self.room.regions > 1
+        self.geometry.regions > 1
     }
 
-    pub(super) fn layout(&self) -> &RecordLayout {
+    pub(super) fn layout(&self) -> &RecordsLayout {
         &self.layout
     }
 
@@ -68,7 +68,7 @@ impl RecordStore {
 
     /// The claims: a state per sample, which is empty or claimed, and those of the locks.
     pub(super) fn slots(&self) -> Slots<'_> {
-        self.segment.slots(self.room.dataset_len + LOCKS)
+        self.segment.slots(self.geometry.dataset_len + LOCKS)
     }
 
     pub(super) fn leases(&self) -> Leases<'_> {
@@ -80,11 +80,11 @@ impl RecordStore {
     }
 
     pub(super) fn lock_of_regions(&self) -> usize {
-        self.room.dataset_len as usize
+        self.geometry.dataset_len as usize
     }
 
     pub(super) fn lock_of_schemas(&self) -> usize {
-        self.room.dataset_len as usize + 1
+        self.geometry.dataset_len as usize + 1
     }
 
     /// Runs `act` as the only one, under a lock that ends with its holder. None if others keep it.

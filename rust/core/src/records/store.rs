@@ -85,12 +85,12 @@ pub struct StoreStats {
 impl RecordStore {
     /// The longest record that can ever be stored.
     pub fn longest(&self) -> u64 {
-        self.room().region_bytes().min(MAX_RECORD)
+        self.geometry().region_bytes().min(MAX_RECORD)
     }
 
     /// The index, if the dataset has such a sample.
     pub fn index(&self, index: i64) -> Option<usize> {
-        u64::try_from(index).ok().filter(|&i| i < self.room().dataset_len).map(|i| i as usize)
+        u64::try_from(index).ok().filter(|&i| i < self.geometry().dataset_len).map(|i| i as usize)
     }
 
     // Reading
@@ -276,7 +276,7 @@ impl RecordStore {
             unsupported: sum(Count::Unsupported),
             filled: self.filled(),
             used_bytes: self.used_bytes(),
-            data_bytes: self.room().data_bytes,
+            data_bytes: self.geometry().data_bytes,
             frozen: self.segment().is_frozen(),
         }
     }

@@ -6,7 +6,7 @@ use crate::fault::{Fault, active};
 use crate::segment::attach::{RETRY, contended};
 use crate::segment::claim;
 use crate::segment::handle::{Segment, lock, open_empty};
-use crate::segment::layout::{Budget, Header, Plan};
+use crate::segment::layout::{Budget, Geometry, Header};
 use crate::segment::name::{Backing, SHM, file_name, file_prefix, path_of};
 use crate::segment::request::{Opened, Request};
 use crate::sys::fork::{self, Unshared};
@@ -81,7 +81,7 @@ impl Segment {
 
     /// Gives a new file its mode, its metadata and its length. The data stay a hole.
     fn lay_out(file: BorrowedFd<'_>, request: &Request) -> Result<Header> {
-        let (data_at, total) = request.plan.extent()?;
+        let (data_at, total) = request.geometry.extent()?;
         let mut instance = [0; 16];
         rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty())
             .map_err(|errno| Error::system("no random numbers", errno))?;
@@ -89,7 +89,7 @@ impl Segment {
             instance: u128::from_le_bytes(instance),
             keep: request.keep,
             fingerprint: request.fingerprint,
-            plan: request.plan.clone(),
+            geometry: request.geometry.clone(),
         };
         let sized = || -> rustix::io::Result<()> {
             make_private(file)?;
@@ -100,7 +100,7 @@ impl Segment {
             let doing = format!(
                 "cannot reserve {} for the states of {} samples",
                 Bytes(data_at),
-                request.plan.dataset_len()
+                request.geometry.dataset_len()
             );
             Error::system(&doing, errno)
         })?;
@@ -134,7 +134,7 @@ impl Segment {
 
     /// The states beyond the capacity say so, before anybody can see them.
     fn mark_beyond(&self) {
-        let Plan::Slots(g) = &self.header().plan else { return };
+        let Geometry::Slots(g) = &self.header().geometry else { return };
         let states = self.mapping().states(self.states_at as usize, g.dataset_len as usize);
         for state in &states[g.capacity as usize..] {
             state.store(claim::BEYOND, Ordering::Relaxed);
@@ -143,8 +143,8 @@ impl Segment {
 }
 
 pub(super) fn choose(request: &Request) -> Result<Backing> {
-    let Budget { least, likely: need } = request.plan.budget()?;
-    let argument = request.plan.size_argument();
+    let Budget { least, likely: need } = request.geometry.budget()?;
+    let argument = request.geometry.size_argument();
     limits::check_memory(least, argument)?;
     if request.backing == Backing::Memfd {
         return Ok(Backing::Memfd);

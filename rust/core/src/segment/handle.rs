@@ -46,7 +46,7 @@ impl Segment {
         backing: Backing,
         path: Option<PathBuf>,
     ) -> Result<Self> {
-        let (_, total) = header.plan.extent()?;
+        let (_, total) = header.geometry.extent()?;
         let stat = rustix::fs::fstat(&file)
             .map_err(|errno| Error::system("cannot look at the segment", errno))?;
         let mapping = Mapping::map(file.as_fd(), total as usize)
@@ -65,7 +65,7 @@ impl Segment {
         Ok(Self {
             anchor,
             mapping: Arc::new(mapping),
-            states_at: header.plan.states_at()?,
+            states_at: header.geometry.states_at()?,
             frozen_by: AtomicU32::new(0),
             header,
             backing,

@@ -38,7 +38,7 @@ impl Segment {
                 "keep=True needs backing=\"shm\": a memfd ends with its last process",
             ));
         }
-        let (_, total) = request.plan.extent()?;
+        let (_, total) = request.geometry.extent()?;
         limits::check_file_size(total)?;
         let elsewhere = request.join.filter(|_| !active(Fault::JoinByNameOnly));
         if let Some(join) = elsewhere

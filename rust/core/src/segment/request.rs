@@ -1,7 +1,7 @@
 //! What to open, and whether what is there will do.
 
 use crate::error::{Error, Kind, Result};
-use crate::segment::layout::{Header, Plan};
+use crate::segment::layout::{Geometry, Header};
 use crate::segment::name::Backing;
 use crate::sys::huge_pages::HugePages;
 use crate::sys::limits;
@@ -33,8 +33,8 @@ pub struct Join {
 pub struct Request {
     /// The user's name for it, or a generated one.
     pub name: String,
-    /// What it holds.
-    pub plan: Plan,
+    /// What it holds, and how much.
+    pub geometry: Geometry,
     /// What the user says the data are; zero for nothing.
     pub fingerprint: u128,
     /// The name outlives the last process.
@@ -50,6 +50,20 @@ pub struct Request {
 }
 
 impl Request {
+    /// What others may have open by that name or will; it goes with its last process.
+    pub fn new(name: impl Into<String>, geometry: Geometry) -> Self {
+        Self {
+            name: name.into(),
+            geometry,
+            fingerprint: 0,
+            keep: false,
+            backing: Backing::Auto,
+            huge_pages: HugePages::No,
+            private: false,
+            join: None,
+        }
+    }
+
     pub(super) fn wanted(&self) -> Wanted<'_> {
         Wanted { name: &self.name, like: Some(self) }
     }
@@ -65,12 +79,12 @@ pub(super) struct Wanted<'a> {
 
 impl Wanted<'_> {
     pub(super) fn check(self, header: &Header) -> Result<()> {
-        limits::check_file_size(header.plan.extent()?.1)?;
+        limits::check_file_size(header.geometry.extent()?.1)?;
         let Some(request) = self.like else { return Ok(()) };
-        let why = if !header.plan.serves(&request.plan) {
+        let why = if !header.geometry.serves(&request.geometry) {
             format!(
                 "geometry: the cache {:?} exists with {}, but {} was asked for; use another name or the same arguments",
-                self.name, header.plan, request.plan
+                self.name, header.geometry, request.geometry
             )
         } else if request.keep && !header.keep {
             format!(

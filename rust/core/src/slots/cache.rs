@@ -3,7 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::segment::claim::{SET, Slots};
 use crate::segment::counters::{Count, Counters};
-use crate::segment::layout::{Geometry, Layout, Plan};
+use crate::segment::layout::{Geometry, SlotsGeometry, SlotsLayout};
 use crate::segment::lease::Leases;
 use crate::segment::{Opened, Request, Segment};
 use crate::slots::outcome::{Load, Stats};
@@ -16,8 +16,8 @@ use std::sync::atomic::Ordering;
 /// A cache open in this process.
 pub struct Cache {
     pub(super) segment: Segment,
-    geometry: Geometry,
-    layout: Layout,
+    geometry: SlotsGeometry,
+    layout: SlotsLayout,
     pub(super) seen: Seen,
 }
 
@@ -72,7 +72,7 @@ impl Cache {
     }
 
     fn over((segment, how): (Segment, Opened)) -> Result<(Arc<Self>, Opened)> {
-        let Plan::Slots(geometry) = segment.header().plan.clone() else {
+        let Geometry::Slots(geometry) = segment.header().geometry.clone() else {
             return Err(Error::new(
                 Kind::Argument,
                 format!(
@@ -99,12 +99,12 @@ impl Cache {
     }
 
     /// What it holds.
-    pub fn geometry(&self) -> &Geometry {
+    pub fn geometry(&self) -> &SlotsGeometry {
         &self.geometry
     }
 
     /// Where everything lies in the segment.
-    pub fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &SlotsLayout {
         &self.layout
     }
 
@@ -124,9 +124,9 @@ impl Cache {
         self.segment.leases()
     }
 
-    /// The index as a place in the cache, or why it is none.
+    /// The slot of a sample, or why it has none.
     #[inline]
-    pub(super) fn place(&self, index: i64) -> std::result::Result<usize, Load> {
+    pub(super) fn slot_of(&self, index: i64) -> std::result::Result<usize, Load> {
         let geometry = self.geometry();
         match u64::try_from(index) {
             Ok(i) if i < geometry.capacity => Ok(i as usize),
@@ -155,15 +155,11 @@ impl Cache {
     }
 
     /// Checks many indices at once; the first one outside the dataset is the error.
-    pub(crate) fn places(&self, indices: &[i64]) -> Result<()> {
-        match indices.iter().find(|&&index| self.place(index) == Err(Load::Outside)) {
+    pub(crate) fn check_indices(&self, indices: &[i64]) -> Result<()> {
+        match indices.iter().find(|&&index| self.slot_of(index) == Err(Load::Outside)) {
             None => Ok(()),
             Some(index) => Err(self.outside(*index)),
         }
-    }
-
-    pub(crate) fn place_of(&self, index: i64) -> Option<usize> {
-        self.place(index).ok()
     }
 
     /// The error for an index outside the dataset.

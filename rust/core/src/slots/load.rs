@@ -8,12 +8,12 @@ use crate::sys::mapping::checksum;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 impl Cache {
-    /// Looks up a sample. On a hit the bytes stay readable at that place while the mapping is
+    /// Looks up a sample. On a hit the bytes stay readable at that offset while the mapping is
     /// held; they change only if somebody overwrites the slot or clears the cache.
     #[inline]
     pub fn load(&self, index: i64) -> Load {
         self.take_note_after_fork();
-        let found = match self.place(index) {
+        let found = match self.slot_of(index) {
             Err(Load::Outside) => return Load::Outside,
             Err(other) => other,
             Ok(i) => self.look(i),

@@ -28,7 +28,7 @@ impl Cache {
             ));
         }
         self.take_note_after_fork();
-        let i = match self.place(index) {
+        let i = match self.slot_of(index) {
             Ok(i) => i,
             Err(Load::Outside) => return Ok(Stored::Outside),
             Err(_) => return Ok(Stored::Beyond),

@@ -1,19 +1,19 @@
 //! On a heap-backed segment, so that Miri can run them: `cargo +nightly miri test --lib heap`.
 use crate::segment::claim::{Claim, EMPTY, Lease, Orphans, Slots, claimed_by};
 use crate::segment::counters::{Count, Counters};
-use crate::segment::layout::{Geometry, Layout};
+use crate::segment::layout::{SlotsGeometry, SlotsLayout};
 use crate::segment::lease;
 use crate::slots::seen::Seen;
 use crate::sys::mapping::{Mapping, checksum};
 use std::sync::atomic::Ordering;
 
-fn heap() -> (Mapping, Layout, Geometry) {
-    let geometry = Geometry::plan(1 << 16, 100, &[64], 0, 1, true).unwrap();
+fn heap() -> (Mapping, SlotsLayout, SlotsGeometry) {
+    let geometry = SlotsGeometry::plan(1 << 16, 100, &[64], 0, 1, true).unwrap();
     let layout = geometry.layout().unwrap();
     (Mapping::heap(layout.total as usize), layout, geometry)
 }
 
-fn slots<'a>(mapping: &'a Mapping, layout: &Layout, geometry: &Geometry) -> Slots<'a> {
+fn slots<'a>(mapping: &'a Mapping, layout: &SlotsLayout, geometry: &SlotsGeometry) -> Slots<'a> {
     lease::slots(mapping, layout.states_at, geometry.capacity)
 }
 

@@ -40,7 +40,7 @@ use crate::error::{Error, Kind, Result};
 use crate::files::content::{Content, Version};
 use crate::segment::claim::{Slots, is_claimed};
 use crate::segment::counters::Counters;
-use crate::segment::layout::{LOCKS, Plan};
+use crate::segment::layout::{Geometry, LOCKS};
 use crate::segment::lease::Leases;
 use crate::segment::lock::StateLock;
 use crate::segment::table_layout::{ENTRY_WORDS, HEAD_WORDS, TableLayout};
@@ -200,7 +200,7 @@ pub(crate) struct FileLock<'a> {
 impl FileTable {
     pub(crate) fn open(request: &Request) -> Result<(Arc<Self>, Opened)> {
         let (segment, how) = Segment::open(request)?;
-        let Plan::Files(table) = segment.header().plan.clone() else {
+        let Geometry::Files(table) = segment.header().geometry.clone() else {
             let message = format!("{:?} is the name of another cache", segment.name());
             return Err(Error::new(Kind::Argument, message));
         };
