@@ -131,26 +131,37 @@ fn a_receiver_that_is_killed_gives_everything_back() {
     });
 }
 
+/// A process that has received a batch, done this, and now holds it; and whose batch that is.
+fn a_receiver_that(does: impl FnOnce()) -> (Child, u64) {
+    let (line, bell) = (Line::new(), Bell::new());
+    let receiver = Child::fork(|| {
+        let message = line.wait();
+        let buffer = batches::receive(&message.ticket).unwrap();
+        does();
+        bell.ring();
+        std::thread::sleep(HANG);
+        drop(buffer);
+    });
+    let (buffer, message) = batch(SIZE, 7).unwrap();
+    let instance = buffer.instance();
+    assert!(line.put(message));
+    drop(buffer);
+    bell.wait();
+    (receiver, instance)
+}
+
+fn is_not_used_again(instance: u64) {
+    for _ in 0..200 {
+        assert_ne!(batches::take(SIZE).unwrap().instance(), instance);
+    }
+}
+
 #[test]
 fn a_receiver_that_stands_still_keeps_what_it_holds() {
     world(a_receiver_that_stands_still_keeps_what_it_holds, |_| {
-        let (line, bell) = (Line::new(), Bell::new());
-        let receiver = Child::fork(|| {
-            let message = line.wait();
-            let buffer = batches::receive(&message.ticket).unwrap();
-            bell.ring();
-            std::thread::sleep(HANG);
-            drop(buffer);
-        });
-        let (buffer, message) = batch(SIZE, 7).unwrap();
-        let instance = buffer.instance();
-        assert!(line.put(message));
-        drop(buffer);
-        bell.wait();
+        let (receiver, instance) = a_receiver_that(|| ());
         receiver.stop();
-        for _ in 0..200 {
-            assert_ne!(batches::take(SIZE).unwrap().instance(), instance);
-        }
+        is_not_used_again(instance);
         kill(receiver);
         let both = [batches::take(SIZE).unwrap(), batches::take(SIZE).unwrap()];
         assert!(both.iter().any(|buffer| buffer.instance() == instance));
@@ -174,23 +185,9 @@ fn close_descriptors_of_batches() -> usize {
 #[test]
 fn a_receiver_whose_descriptors_somebody_closed_keeps_what_it_holds() {
     world(a_receiver_whose_descriptors_somebody_closed_keeps_what_it_holds, |_| {
-        let (line, bell) = (Line::new(), Bell::new());
-        let receiver = Child::fork(|| {
-            let message = line.wait();
-            let buffer = batches::receive(&message.ticket).unwrap();
-            assert_eq!(close_descriptors_of_batches(), 1);
-            bell.ring();
-            std::thread::sleep(HANG);
-            drop(buffer);
-        });
-        let (buffer, message) = batch(SIZE, 7).unwrap();
-        let instance = buffer.instance();
-        assert!(line.put(message));
-        drop(buffer);
-        bell.wait();
-        for _ in 0..200 {
-            assert_ne!(batches::take(SIZE).unwrap().instance(), instance);
-        }
+        let (receiver, instance) =
+            a_receiver_that(|| assert_eq!(close_descriptors_of_batches(), 1));
+        is_not_used_again(instance);
         kill(receiver);
         "kept without its descriptor".into()
     });

@@ -3,7 +3,7 @@
 use crate::processes::{Child, Random};
 use crate::world::{
     Bell, Line, Message, SIZE, batch, count, ended, exhaust_descriptors, fill, holds_word, pipe,
-    traces, world,
+    send_one_and_wait, traces, world,
 };
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use stocache::Kind;
@@ -143,9 +143,7 @@ fn a_batch_of_another_user_is_refused() {
             assert!(batches::take(SIZE).is_none(), "nobody could open it");
             // SAFETY: as before it became another user.
             assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) }, 0);
-            let (_buffer, message) = batch(SIZE, 1).unwrap();
-            assert!(line.put(message));
-            bell.wait();
+            send_one_and_wait(&line, &bell);
         });
         let error = batches::receive(&line.wait().ticket).unwrap_err();
         assert_eq!(error.kind(), Kind::Refused);
@@ -175,11 +173,7 @@ fn too_many_messages_of_one_batch_are_an_error() {
 fn descriptors_are_not_inherited_by_programs() {
     world(descriptors_are_not_inherited_by_programs, |_| {
         let (line, bell) = (Line::new(), Bell::new());
-        let maker = Child::fork(|| {
-            let (_buffer, message) = batch(SIZE, 1).unwrap();
-            assert!(line.put(message));
-            bell.wait();
-        });
+        let maker = Child::fork(|| send_one_and_wait(&line, &bell));
         let theirs = batches::receive(&line.wait().ticket).unwrap();
         let mine = batches::take(SIZE).unwrap();
         assert_eq!(traces(), (2, 2));
@@ -267,11 +261,7 @@ fn a_memory_cgroup_is_never_filled() {
 fn without_descriptors_or_address_space_there_is_no_buffer_and_a_clear_error() {
     world(without_descriptors_or_address_space_there_is_no_buffer_and_a_clear_error, |_| {
         let (line, bell) = (Line::new(), Bell::new());
-        let maker = Child::fork(|| {
-            let (_buffer, message) = batch(SIZE, 1).unwrap();
-            assert!(line.put(message));
-            bell.wait();
-        });
+        let maker = Child::fork(|| send_one_and_wait(&line, &bell));
         let message = line.wait();
         let before = exhaust_descriptors();
         assert!(batches::take(SIZE).is_none());

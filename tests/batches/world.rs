@@ -160,6 +160,13 @@ pub fn batch(bytes: usize, word: u64) -> Option<(Buffer, Message)> {
     Some((buffer, Message { ticket, word }))
 }
 
+/// A maker of one batch, which it holds until the bell rings.
+pub fn send_one_and_wait(line: &Line, bell: &Bell) {
+    let (_buffer, message) = batch(SIZE, 1).unwrap();
+    assert!(line.put(message));
+    bell.wait();
+}
+
 /// Descriptors and mappings of batches in this process.
 pub fn traces() -> (usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
