@@ -195,7 +195,7 @@ impl Records {
     pub fn options(&self) -> ffi::RecordOptions {
         let (location, header) = (self.location(), self.store.segment().header());
         ffi::RecordOptions {
-            limit_bytes: header.geometry.extent().map_or(0, |(_, total)| total),
+            limit_bytes: header.geometry.extent().map_or(0, |extent| extent.total),
             dataset_len: self.store.geometry().dataset_len as i64,
             policy: if self.store.recycles() { "lru" } else { "freeze" }.to_string(),
             name: location.name,

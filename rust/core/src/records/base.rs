@@ -3,9 +3,10 @@
 use crate::error::{Error, Kind, Result};
 use crate::segment::claim::{Lease, Slots};
 use crate::segment::counters::Counters;
-use crate::segment::layout::{Geometry, LOCKS, RecordsGeometry, RecordsLayout};
+use crate::segment::layout::{Geometry, RecordsGeometry, RecordsLayout};
 use crate::segment::lease::Leases;
 use crate::segment::lock::StateLock;
+use crate::segment::parts::LOCKS;
 use crate::segment::{Opened, Request, Segment};
 use crate::sys::mapping::Mapping;
 use std::sync::Arc;

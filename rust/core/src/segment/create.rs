@@ -5,8 +5,9 @@ use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
 use crate::segment::attach::{RETRY, contended};
 use crate::segment::claim;
+use crate::segment::geometry::{Budget, Extent, Geometry};
 use crate::segment::handle::{Segment, lock, open_empty};
-use crate::segment::layout::{Budget, Geometry, Header};
+use crate::segment::layout::Header;
 use crate::segment::name::{Backing, SHM, file_name, file_prefix, path_of};
 use crate::segment::request::{Opened, Request};
 use crate::sys::fork::{self, Unshared};
@@ -81,7 +82,7 @@ impl Segment {
 
     /// Gives a new file its mode, its metadata and its length. The data stay a hole.
     fn lay_out(file: BorrowedFd<'_>, request: &Request) -> Result<Header> {
-        let (data_at, total) = request.geometry.extent()?;
+        let Extent { data_at, total, .. } = request.geometry.extent()?;
         let mut instance = [0; 16];
         rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty())
             .map_err(|errno| Error::system("no random numbers", errno))?;

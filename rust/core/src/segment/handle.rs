@@ -3,7 +3,7 @@
 use crate::bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::fault::{Fault, active};
-use crate::segment::layout::Header;
+use crate::segment::layout::{Extent, Header};
 use crate::segment::leftovers::remove_if_last;
 use crate::segment::name::{Backing, SHM, path_of};
 use crate::segment::request::{Join, Wanted};
@@ -46,7 +46,7 @@ impl Segment {
         backing: Backing,
         path: Option<PathBuf>,
     ) -> Result<Self> {
-        let (_, total) = header.geometry.extent()?;
+        let Extent { states_at, total, .. } = header.geometry.extent()?;
         let stat = rustix::fs::fstat(&file)
             .map_err(|errno| Error::system("cannot look at the segment", errno))?;
         let mapping = Mapping::map(file.as_fd(), total as usize)
@@ -65,7 +65,7 @@ impl Segment {
         Ok(Self {
             anchor,
             mapping: Arc::new(mapping),
-            states_at: header.geometry.states_at()?,
+            states_at,
             frozen_by: AtomicU32::new(0),
             header,
             backing,

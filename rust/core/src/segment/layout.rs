@@ -55,8 +55,8 @@
 use crate::error::{Error, Kind, Result};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
+pub use crate::segment::geometry::{Extent, Geometry};
 pub use crate::segment::parts::HEADER_BYTES;
-pub(crate) use crate::segment::parts::*;
 pub(crate) use crate::segment::records_layout::*;
 pub use crate::segment::records_layout::{RecordsGeometry, RecordsLayout};
 pub use crate::segment::slots_layout::{MAX_DIMS, SlotsGeometry, SlotsLayout};
@@ -71,100 +71,6 @@ const FLAG_VERIFY: u32 = 2;
 const KIND_SLOTS: u32 = 0;
 const KIND_RECORDS: u32 = 1;
 const KIND_FILES: u32 = 2;
-
-/// What a segment holds and how much of it: the numbers from which its layout follows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Geometry {
-    /// A slot per sample (cache.rs).
-    Slots(SlotsGeometry),
-    /// Records of any size (store.rs).
-    Records(RecordsGeometry),
-    /// What is known of files (files/table).
-    Files(TableGeometry),
-}
-
-impl Geometry {
-    /// Samples in the dataset.
-    pub fn dataset_len(&self) -> u64 {
-        match self {
-            Geometry::Slots(geometry) => geometry.dataset_len,
-            Geometry::Records(geometry) => geometry.dataset_len,
-            Geometry::Files(table) => table.expected,
-        }
-    }
-
-    /// Whether somebody who asked for `wanted` can use this. Records are as good in more room or
-    /// less: who came first decided.
-    pub(crate) fn serves(&self, wanted: &Geometry) -> bool {
-        match (self, wanted) {
-            (Geometry::Slots(ours), Geometry::Slots(theirs)) => ours == theirs,
-            (Geometry::Records(ours), Geometry::Records(theirs)) => {
-                (ours.dataset_len, ours.regions) == (theirs.dataset_len, theirs.regions)
-            }
-            (Geometry::Files(_), Geometry::Files(_)) => true,
-            _ => false,
-        }
-    }
-
-    /// The argument with which people say how large it may be.
-    pub(crate) fn size_argument(&self) -> &'static str {
-        match self {
-            Geometry::Slots(_) => "size_limit_gib",
-            Geometry::Records(_) => "memory",
-            Geometry::Files(_) => "the number of files",
-        }
-    }
-
-    /// Where the states begin.
-    pub(crate) fn states_at(&self) -> Result<u64> {
-        match self {
-            Geometry::Slots(geometry) => geometry.layout().map(|l| l.states_at),
-            Geometry::Records(geometry) => geometry.layout().map(|l| l.states_at),
-            Geometry::Files(table) => table.layout().map(|l| l.states_at),
-        }
-    }
-
-    /// Where the data begin, and the length of the segment. What lies before is metadata.
-    pub fn extent(&self) -> Result<(u64, u64)> {
-        match self {
-            Geometry::Slots(geometry) => geometry.layout().map(|l| (l.data_at, l.total)),
-            Geometry::Records(geometry) => geometry.layout().map(|l| (l.data_at, l.total)),
-            Geometry::Files(table) => table.layout().map(|l| (l.data_at, l.total)),
-        }
-    }
-}
-
-/// Memory that a segment takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Budget {
-    /// What there must be.
-    pub(crate) least: u64,
-    /// What it takes when it is used as expected.
-    pub(crate) likely: u64,
-}
-
-impl Geometry {
-    /// Memory that it takes. Samples fill what they were given; a table of files grows with use.
-    pub(crate) fn budget(&self) -> Result<Budget> {
-        let (metadata, total) = self.extent()?;
-        Ok(match self {
-            Geometry::Files(table) => {
-                Budget { least: metadata, likely: table.likely_bytes().max(metadata) }
-            }
-            _ => Budget { least: total, likely: total },
-        })
-    }
-}
-
-impl std::fmt::Display for Geometry {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Geometry::Slots(geometry) => geometry.fmt(f),
-            Geometry::Records(geometry) => geometry.fmt(f),
-            Geometry::Files(table) => table.fmt(f),
-        }
-    }
-}
 
 /// The immutable first bytes of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -372,7 +278,7 @@ mod tests {
     #[test]
     fn header_survives_a_round_trip() {
         for header in [header(), table()] {
-            let total = header.geometry.extent().unwrap().1;
+            let total = header.geometry.extent().unwrap().total;
             assert_eq!(Header::decode(&header.encode().unwrap(), total).unwrap(), header);
         }
     }
@@ -455,7 +361,7 @@ mod tests {
         let long = std::env::var_os("STOCACHE_LONG").is_some();
         let rounds = if long { 1_000_000 } else { 100_000 };
         let whole = [header(), table()]
-            .map(|header| (header.encode().unwrap(), header.geometry.extent().unwrap().1));
+            .map(|header| (header.encode().unwrap(), header.geometry.extent().unwrap().total));
         let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
         let mut random = move || {
             seed ^= seed << 13;

@@ -5,9 +5,10 @@
 //! locks, which shows those of other users too; the lock itself is tried only where both say nothing.
 
 use crate::error::{Error, Kind, Result};
-use crate::segment::layout::{self, Geometry, Header, NOTES_AT, NOTES_BYTES, RecordsGeometry};
+use crate::segment::layout::{self, Geometry, Header, RecordsGeometry};
 use crate::segment::lease;
 use crate::segment::name::{SHM, file_name, path_of};
+use crate::segment::parts::{NOTES_AT, NOTES_BYTES};
 use crate::sys::fork;
 use crate::sys::mapping::Mapping;
 use crate::sys::private_file::{open_checked, read_header, unlink_same, write_all};

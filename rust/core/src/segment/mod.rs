@@ -15,7 +15,8 @@
 //! | `leftovers` | what goes when nobody uses it any more |
 //! | `request` | what to open, and whether what is there will do |
 //! | `name` | what names are allowed, and how they appear in /dev/shm and /proc |
-//! | [`layout`] | the format: the picture, the header, what a segment can hold |
+//! | [`layout`] | the format: the picture and the header |
+//! | [`geometry`] | what a segment holds and how much of it, whichever kind it is |
 //! | [`slots_layout`] | its part for dense caches |
 //! | [`records_layout`] | its part for records |
 //! | [`table_layout`] | its part for tables of files |
@@ -33,6 +34,7 @@ pub(crate) mod counters;
 mod create;
 #[cfg(not(loom))]
 mod find;
+pub mod geometry;
 #[cfg(not(loom))]
 mod handle;
 pub mod layout;

@@ -38,8 +38,7 @@ impl Segment {
                 "keep=True needs backing=\"shm\": a memfd ends with its last process",
             ));
         }
-        let (_, total) = request.geometry.extent()?;
-        limits::check_file_size(total)?;
+        limits::check_file_size(request.geometry.extent()?.total)?;
         let elsewhere = request.join.filter(|_| !active(Fault::JoinByNameOnly));
         if let Some(join) = elsewhere
             && let Some(found) =

@@ -79,7 +79,7 @@ pub(super) struct Wanted<'a> {
 
 impl Wanted<'_> {
     pub(super) fn check(self, header: &Header) -> Result<()> {
-        limits::check_file_size(header.geometry.extent()?.1)?;
+        limits::check_file_size(header.geometry.extent()?.total)?;
         let Some(request) = self.like else { return Ok(()) };
         let why = if !header.geometry.serves(&request.geometry) {
             format!(
