@@ -7,7 +7,7 @@
 
 use std::io::IoSlice;
 use std::time::Duration;
-use stocache::{Backing, Plan, RecordStore, Request, Room};
+use stocache::{Backing, Geometry, RecordStore, RecordsGeometry, Request};
 
 const RECORD: usize = 3 * 32 * 32;
 const DATA: u64 = 32 << 20;
@@ -28,14 +28,12 @@ fn now() -> Duration {
 fn measure(samples: u64) -> (f64, Duration, u64, Duration) {
     let index = 24 * samples + (1 << 20);
     let request = Request {
-        name: format!("bench-records-{samples}-{}", std::process::id()),
-        plan: Plan::Records(Room::plan(index + DATA, samples, true).expect("room")),
-        fingerprint: 0,
-        keep: false,
         backing: Backing::Memfd,
         private: true,
-        huge_pages: stocache::HugePages::No,
-        join: None,
+        ..Request::new(
+            format!("bench-records-{samples}-{}", std::process::id()),
+            Geometry::Records(RecordsGeometry::plan(index + DATA, samples, true).expect("room")),
+        )
     };
     let store = RecordStore::open(&request).expect("a store").0;
     let record = vec![7u8; RECORD];

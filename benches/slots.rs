@@ -2,23 +2,22 @@
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
-use stocache::{Backing, Cache, Geometry, Request};
+use stocache::{Backing, Cache, Request, SlotsGeometry};
 
 const SMALL: u64 = 3 * 32 * 32;
 const LARGE: u64 = 3 * 224 * 224;
 
 fn cache(what: &str, slots: u64, bytes: u64) -> std::sync::Arc<Cache> {
     let request = Request {
-        name: format!("bench-{what}-{}", std::process::id()),
-        plan: stocache::Plan::Slots(
-            Geometry::plan(u64::MAX >> 2, slots, &[bytes], 0, 1, false).expect("a geometry"),
-        ),
-        fingerprint: 0,
-        keep: false,
         backing: Backing::Memfd,
         private: true,
-        huge_pages: stocache::HugePages::No,
-        join: None,
+        ..Request::new(
+            format!("bench-{what}-{}", std::process::id()),
+            stocache::Geometry::Slots(
+                SlotsGeometry::plan(u64::MAX >> 2, slots, &[bytes], 0, 1, false)
+                    .expect("a geometry"),
+            ),
+        )
     };
     Cache::open(&request).expect("a cache").0
 }

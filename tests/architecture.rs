@@ -156,3 +156,144 @@ fn control_a_forbidden_edge_is_caught() {
     assert_eq!(seen("sys/ofd.rs", "// crate::segment is above"), 0);
     assert_eq!(seen("sys/ofd.rs", "#[cfg(test)]\nmod tests { use crate::segment; }"), 0);
 }
+
+/// Where things are that the documents speak of.
+const TREE: [&str; 8] =
+    ["rust", "csrc", "python", "tests", "benches", "examples", "docs", "setup.py"];
+const DOCUMENTS: [&str; 3] = ["docs/architecture.md", "docs/decisions.md", "CONTRIBUTING.md"];
+const ENDINGS: [&str; 9] =
+    [".rs", ".py", ".pyi", ".cpp", ".h", ".md", ".svg", ".toml", "CMakeLists.txt"];
+
+/// What is in the tree: the paths of its files, and the names of its functions.
+struct Tree {
+    paths: Vec<String>,
+    functions: Vec<String>,
+}
+
+impl Tree {
+    fn read() -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut tree = Self { paths: Vec::new(), functions: Vec::new() };
+        for name in std::fs::read_dir(root).unwrap().flatten() {
+            let name = name.file_name().into_string().unwrap();
+            if root.join(&name).is_file() {
+                tree.paths.push(name);
+            }
+        }
+        TREE.iter().for_each(|name| tree.add(root, &root.join(name)));
+        tree
+    }
+
+    fn add(&mut self, root: &Path, path: &Path) {
+        if path.is_dir() {
+            for entry in std::fs::read_dir(path).unwrap().flatten() {
+                self.add(root, &entry.path());
+            }
+        } else {
+            // What is no text names no function.
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            for mark in ["fn ", "def ", "class "] {
+                let names = text.split(mark).skip(1);
+                let name = |rest: &str| rest.chars().take_while(|&c| is_name(c)).collect();
+                self.functions.extend(names.map(name));
+            }
+            self.paths.push(path.strip_prefix(root).unwrap().to_string_lossy().into_owned());
+        }
+    }
+
+    /// Whether there is a file or a folder whose path ends so.
+    fn has_path(&self, word: &str) -> bool {
+        let word = format!("/{}", word.trim_end_matches('/'));
+        self.paths.iter().any(|path| {
+            let path = format!("/{path}");
+            path.ends_with(&word) || path.contains(&format!("{word}/"))
+        })
+    }
+
+    /// Whether there is a function of that name; of which a part may be left out: "…".
+    fn has_function(&self, name: &str) -> bool {
+        let (head, tail) = name.split_once('…').unwrap_or((name, ""));
+        let whole = !name.contains('…');
+        self.functions.iter().any(|function| {
+            if whole {
+                function == name
+            } else {
+                function.starts_with(head) && function.ends_with(tail)
+            }
+        })
+    }
+
+    /// What a document names in backticks, and there is not.
+    fn missing(&self, text: &str) -> Vec<String> {
+        let prose: String = text.split("```").step_by(2).collect();
+        let quoted = prose.split('`').skip(1).step_by(2).flat_map(str::split_whitespace);
+        let names = |word: &&str| {
+            let word = word.split('[').next().unwrap_or_default();
+            let long = word.contains('…') || word.matches('_').count() > 2;
+            word.contains('_') && word.chars().all(|c| is_name(c) || c == '…') && long
+        };
+        let mut missing = Vec::new();
+        for word in quoted {
+            if names(&word) {
+                let name = word.split('[').next().unwrap_or_default();
+                if !self.has_function(name) && name.to_uppercase() != name {
+                    missing.push(word.to_string());
+                }
+            } else if is_path(word) {
+                missing.extend(one_each(word).into_iter().filter(|path| !self.has_path(path)));
+            }
+        }
+        missing
+    }
+}
+
+fn is_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
+}
+
+fn is_path(word: &str) -> bool {
+    let relative = word.chars().all(|c| is_name(c) || "./-{},".contains(c))
+        && !word.starts_with(['/', '.', '-']);
+    relative
+        && (ENDINGS.iter().any(|ending| word.ends_with(ending))
+            || TREE.iter().any(|top| word.starts_with(&format!("{top}/"))))
+}
+
+/// `a/{b,c}.rs` is two paths.
+fn one_each(word: &str) -> Vec<String> {
+    match (word.split_once('{'), word.split_once('}')) {
+        (Some((head, list)), Some((_, tail))) => {
+            let list = list.split('}').next().unwrap_or_default();
+            list.split(',').map(|name| format!("{head}{name}{tail}")).collect()
+        }
+        _ => vec![word.to_string()],
+    }
+}
+
+#[test]
+fn every_file_and_every_test_that_a_document_names_exists() {
+    let tree = Tree::read();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let missing: Vec<String> = DOCUMENTS
+        .iter()
+        .flat_map(|document| {
+            let text = std::fs::read_to_string(root.join(document)).unwrap();
+            let missing = tree.missing(&text);
+            missing.into_iter().map(move |word| format!("{document}: {word}"))
+        })
+        .collect();
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// The control: a file or a test that is gone is seen, whatever its form.
+#[test]
+fn control_a_name_that_is_gone_is_caught() {
+    let tree = Tree::read();
+    let gone = |text: &str| tree.missing(text).len();
+    assert_eq!(gone("`slot/models.rs` and `rust/core/src/segment/{lock,lifecycle}.rs`"), 2);
+    assert_eq!(gone("`rust/core/src/nothing/`, `benches/python/nothing.py --only fill`"), 2);
+    assert_eq!(gone("`p1_nothing_is_ever_torn`, `p1_nothing_…`, `…_is_ever_torn[memfd]`"), 3);
+    assert_eq!(gone("`segment/lock.rs`, `rust/core/src/segment/`, `/dev/shm/x.rs`, nothing.rs"), 0);
+    assert_eq!(gone("`control_a_name_…` and `control_a_name_that_is_gone_is_caught`"), 0);
+    assert_eq!(gone("```\nnothing.rs\n``` and `a.b_c` and `MADV_POPULATE_WRITE_X`"), 0);
+}

@@ -1,19 +1,12 @@
 //! Caches that a process knows by name only.
 #![cfg(not(feature = "faults"))]
 
-use stocache::{Backing, Cache, Geometry, Kind, Opened, Request, random_name};
+use stocache::{Backing, Cache, Kind, Opened, Request, SlotsGeometry, random_name};
 
 fn request(name: &str, backing: Backing) -> Request {
-    Request {
-        name: name.to_string(),
-        plan: stocache::Plan::Slots(Geometry::plan(1 << 16, 100, &[4], 0, 1, false).unwrap()),
-        fingerprint: 7,
-        keep: false,
-        backing,
-        private: false,
-        huge_pages: stocache::HugePages::No,
-        join: None,
-    }
+    let geometry = SlotsGeometry::plan(1 << 16, 100, &[4], 0, 1, false).unwrap();
+    let named = Request::new(name, stocache::Geometry::Slots(geometry));
+    Request { fingerprint: 7, backing, ..named }
 }
 
 fn exists(name: &str) -> bool {

@@ -146,7 +146,7 @@ fn copying_a_file_under_its_final_name_is_caught() {
 
 #[test]
 fn copying_what_somebody_else_is_copying_is_caught() {
-    is_caught("IgnoreFileLock", "files-once", 20);
+    is_caught("IgnoreLock", "files-once", 20);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use stocache::segment::Segment;
 use stocache::segment::claim::{SET, State, is_claimed};
-use stocache::{Backing, Cache, Geometry, Opened, Request};
+use stocache::{Backing, Cache, Opened, Request, SlotsGeometry};
 
 /// A small generator that needs nothing; every run prints its seed.
 #[derive(Clone)]
@@ -159,16 +159,14 @@ pub fn own_shm() {
 /// A request for `len` slots of `bytes` bytes each.
 pub fn request(name: &str, len: u64, bytes: u64) -> Request {
     Request {
-        name: name.to_string(),
-        plan: stocache::Plan::Slots(
-            Geometry::plan(u64::MAX >> 2, len, &[bytes], 0, 1, false).expect("a valid geometry"),
-        ),
-        fingerprint: 0,
-        keep: false,
         backing: Backing::Shm,
-        private: false,
-        huge_pages: stocache::HugePages::No,
-        join: None,
+        ..Request::new(
+            name,
+            stocache::Geometry::Slots(
+                SlotsGeometry::plan(u64::MAX >> 2, len, &[bytes], 0, 1, false)
+                    .expect("a valid geometry"),
+            ),
+        )
     }
 }
 

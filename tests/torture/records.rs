@@ -11,7 +11,7 @@ use crate::tear::{FILLS, READS, TORN, kill};
 use crate::{Run, Verdict};
 use std::io::IoSlice;
 use std::time::Duration;
-use stocache::{Claim, Plan, Put, RecordStore, Request, Room};
+use stocache::{Claim, Geometry, Put, RecordStore, RecordsGeometry, Request};
 
 const SAMPLES: u64 = 400;
 const LONGEST: u64 = 8 << 10;
@@ -30,8 +30,10 @@ fn whole(index: u64, bytes: &[u8]) -> bool {
 
 /// A request for a store of 400 samples.
 pub fn store_of(what: &str, limit: u64, recycle: bool) -> Result<Request, String> {
-    let plan = Plan::Records(Room::plan(limit, SAMPLES, recycle).map_err(|e| e.to_string())?);
-    Ok(Request { plan, ..request(&unique(what), 1, 1) })
+    let geometry = Geometry::Records(
+        RecordsGeometry::plan(limit, SAMPLES, recycle).map_err(|e| e.to_string())?,
+    );
+    Ok(Request { geometry, ..request(&unique(what), 1, 1) })
 }
 
 /// Loads a sample as a dataset would: looks, and if it is not there makes it, alone.

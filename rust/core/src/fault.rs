@@ -31,8 +31,8 @@ pub(crate) enum Fault {
     RecycleInUse,
     /// Believe a count of records that a dead process may have left.
     TrustCounts,
-    /// Copy a file that somebody else is copying.
-    IgnoreFileLock,
+    /// Go on as if a lock were ours that somebody else has.
+    IgnoreLock,
     /// Copy a file under the name it will have.
     CopyInPlace,
     /// Remove a file without asking whether somebody is about to open it.

@@ -21,11 +21,15 @@
 //! | word | meaning |
 //! | --- | --- |
 //! | *segment* | one piece of shared memory: a file in /dev/shm or a memfd, with a header that never changes |
+//! | *geometry* | the numbers that say what a segment holds and how much; kept in its header |
+//! | *layout* | the offsets of its parts, which follow from the geometry |
+//! | *capacity* | how many slots a dense cache has; samples beyond it are not cached |
 //! | *instance* | the random number that tells two segments of one name apart |
 //! | *anchor* | what a process keeps per open segment, and what a fork must put right: descriptor, lease |
 //! | *state* | two bytes per sample: empty, set, beyond the cache, or claimed and by which lease |
 //! | *claim* | the right to write one sample, taken by changing its state; ends with publish or abandon |
 //! | *lease* | a byte of the file that a process has locked: the proof that the holder of its claims lives |
+//! | *lock* | of a region, a file and the like: a state that is claimed for as long; ends with its holder |
 //! | *take over* | to claim what a dead process had claimed, while its lease is locked |
 //! | *epoch* | a number that is raised before readable bytes change; a copy is whole if it did not move |
 //! | *frozen* | takes no more samples, because memory ran out; until `clear` |
@@ -70,4 +74,4 @@ pub use sys::mapping::Mapping;
 
 pub use error::{Error, Kind, Result};
 pub use guard::guard;
-pub use segment::layout::{Geometry, Plan, Room};
+pub use segment::layout::{Geometry, RecordsGeometry, SlotsGeometry};

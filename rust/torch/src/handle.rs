@@ -9,8 +9,8 @@ use std::sync::Arc;
 use stocache::segment::Segment;
 use stocache::segment::layout::Header;
 use stocache::{
-    Backing, Cache, Error, Geometry, HugePages, Join, Kind, Load, Mapping, Opened, Plan, Request,
-    Stored, random_name,
+    Backing, Cache, Error, Geometry, HugePages, Join, Kind, Load, Mapping, Opened, Request,
+    SlotsGeometry, Stored, random_name,
 };
 
 type Result<T> = std::result::Result<T, Crossing>;
@@ -68,7 +68,7 @@ fn request(options: &ffi::Options) -> Result<Request> {
     }
     Ok(Request {
         name: if private { random_name()? } else { options.name.clone() },
-        plan: Plan::Slots(Geometry::plan(
+        geometry: Geometry::Slots(SlotsGeometry::plan(
             (gib * GIB) as u64,
             dataset_len,
             &dims,

@@ -10,7 +10,9 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 use stocache::records::INLINE;
-use stocache::{Claim, Opened, Plan, Put, Record, RecordStore, Request, Room, random_name};
+use stocache::{
+    Claim, Geometry, Opened, Put, Record, RecordStore, RecordsGeometry, Request, random_name,
+};
 
 type Result<T> = std::result::Result<T, Crossing>;
 
@@ -36,7 +38,11 @@ pub fn open_records(options: &ffi::RecordOptions) -> Result<Box<Records>> {
         let dataset_len = whole("the length of the dataset", options.dataset_len)?;
         let request = Request {
             name: if private { random_name()? } else { options.name.clone() },
-            plan: Plan::Records(Room::plan(options.limit_bytes, dataset_len, recycle)?),
+            geometry: Geometry::Records(RecordsGeometry::plan(
+                options.limit_bytes,
+                dataset_len,
+                recycle,
+            )?),
             fingerprint: hashed(&options.fingerprint),
             keep: options.keep,
             backing: backing(&options.backing)?,
@@ -172,7 +178,7 @@ impl Records {
             filled: s.filled,
             used_bytes: s.used_bytes,
             data_bytes: s.data_bytes,
-            dataset_len: self.store.room().dataset_len,
+            dataset_len: self.store.geometry().dataset_len,
             frozen: s.frozen,
         }
     }
@@ -189,8 +195,8 @@ impl Records {
     pub fn options(&self) -> ffi::RecordOptions {
         let (location, header) = (self.location(), self.store.segment().header());
         ffi::RecordOptions {
-            limit_bytes: header.plan.extent().map_or(0, |(_, total)| total),
-            dataset_len: self.store.room().dataset_len as i64,
+            limit_bytes: header.geometry.extent().map_or(0, |extent| extent.total),
+            dataset_len: self.store.geometry().dataset_len as i64,
             policy: if self.store.recycles() { "lru" } else { "freeze" }.to_string(),
             name: location.name,
             backing: location.backing,

@@ -59,7 +59,7 @@ pub struct Column {
 /// Where a row of a column begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// At this place of every record.
+    /// At this offset of every record.
     Number(u64),
     /// So far into this payload.
     Payload(u32, u64),

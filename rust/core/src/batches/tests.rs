@@ -6,7 +6,7 @@ use crate::records::schema::Schema;
 use crate::records::schema::kinds::torch;
 use crate::records::schema::tests::{Value, Writer};
 use crate::records::{Claim, Put, RecordStore};
-use crate::segment::layout::{Plan, Room};
+use crate::segment::layout::{Geometry, RecordsGeometry};
 use crate::segment::{Backing, Request, random_name};
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -152,14 +152,12 @@ fn memory_of_another_size_is_refused() {
 
 fn store(recycle: bool) -> Arc<RecordStore> {
     let request = Request {
-        name: random_name().unwrap(),
-        plan: Plan::Records(Room::plan(1 << 20, 10, recycle).unwrap()),
-        fingerprint: 0,
-        keep: false,
         backing: Backing::Memfd,
         private: true,
-        huge_pages: crate::HugePages::No,
-        join: None,
+        ..Request::new(
+            random_name().unwrap(),
+            Geometry::Records(RecordsGeometry::plan(1 << 20, 10, recycle).unwrap()),
+        )
     };
     RecordStore::open(&request).unwrap().0
 }

@@ -28,7 +28,7 @@ const ROWLESS: u64 = 1 << 62;
 impl Domain {
     pub(crate) fn join(path: &Path, instance: u128) -> rustix::io::Result<Self> {
         let file = open(path)?;
-        let id = instance as u64 >> 2; // a place in a file is at most 2^63
+        let id = instance as u64 >> 2; // an offset in a file is at most 2^63
         share_byte(&file, id)?;
         Ok(Self { id, path: path.to_path_buf(), file, rowless: AtomicBox::new() })
     }

@@ -10,8 +10,8 @@ use crate::files::news::{News, Topic};
 use crate::files::options::FileOptions;
 use crate::files::paths::{as_path, can_be_ours, check_folder, key, private_folder, with_slash};
 use crate::files::table::{FileLock, FileTable, NoRoom, OWNED};
-use crate::segment::layout::{Plan, Table};
-use crate::segment::{Backing, Request};
+use crate::segment::Request;
+use crate::segment::layout::{Geometry, TableGeometry};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
@@ -73,16 +73,8 @@ impl Folder {
         // What earlier jobs left must have room in the table too.
         let left = journal.at_most().unwrap_or_else(|| journal::walk(as_path(&files)).len() as u64);
         let table = plan(options.files.max(left)).map_err(|error| refuse(error.to_string()))?;
-        let request = Request {
-            name: format!("files-{:016x}", xxh3_64(&identity)),
-            plan: Plan::Files(table),
-            fingerprint: 0,
-            keep: false,
-            backing: Backing::Auto,
-            private: false,
-            huge_pages: crate::HugePages::No,
-            join: None,
-        };
+        let request =
+            Request::new(format!("files-{:016x}", xxh3_64(&identity)), Geometry::Files(table));
         let (table, _) = FileTable::open(&request).map_err(|error| refuse(error.to_string()))?;
         let domain =
             Domain::join(&path.join("lock"), table.segment().header().instance).map_err(code)?;
@@ -287,7 +279,7 @@ impl Folder {
 
     /// Tells people, if nobody on this node was told yet.
     pub(crate) fn tell(&self, what: Topic, text: impl FnOnce() -> String) {
-        if self.table.is_news(what as u64) {
+        if self.table.segment().is_first_to_tell(what as u32) {
             self.news.put(text());
         }
     }
@@ -299,8 +291,8 @@ fn grown(len: u64) -> u64 {
 }
 
 /// A table for so many files, and for as many others as the file size limit of this process allows.
-fn plan(files: u64) -> Result<Table> {
-    let mut table = Table::plan(files)?;
+fn plan(files: u64) -> Result<TableGeometry> {
+    let mut table = TableGeometry::plan(files)?;
     while crate::sys::limits::check_file_size(table.layout()?.total).is_err() {
         match table.smaller() {
             Some(smaller) => table = smaller,

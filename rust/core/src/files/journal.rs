@@ -12,7 +12,8 @@
 //! damaged or gone, a walk over the folder tells.
 //! Numbers are little-endian. The log is written anew, without what says nothing any more, when that
 //! is most of it. Who appends has the log locked, shared (flock); who writes it anew, alone. So no
-//! record is lost, also if the processes do not share a /dev/shm.
+//! record is lost, also if the processes do not share a /dev/shm: which is why this is not the lock of
+//! segment/lock.rs.
 //! Nobody waits for long, though: who writes the log anew may be stopped, or on a slow disk. Who did
 //! not get the lock in time appends without it, then looks whether the log was replaced meanwhile, and
 //! if so appends again. Who replaces it looks for late records afterwards. One of the two sees the other.

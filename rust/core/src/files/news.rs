@@ -2,7 +2,7 @@
 
 use crate::files::atomic_box::AtomicBox;
 
-/// What there is to tell; a bit of the table says that somebody was told.
+/// What there is to tell; a bit of the segment says that somebody was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Topic {
     Full = 1,

@@ -1,16 +1,17 @@
 //! The store as it lies in its segment: its parts, its lease, its locks.
 
 use crate::error::{Error, Kind, Result};
-use crate::segment::claim::{self, Lease, Slots};
+use crate::segment::claim::{Lease, Slots};
 use crate::segment::counters::Counters;
-use crate::segment::layout::{FROZEN_AT, LOCKS, Plan, RecordLayout, Room, TOLD_AT};
-use crate::segment::lease::{self, Leases};
+use crate::segment::layout::{Geometry, RecordsGeometry, RecordsLayout};
+use crate::segment::lease::Leases;
+use crate::segment::lock::StateLock;
+use crate::segment::parts::LOCKS;
 use crate::segment::{Opened, Request, Segment};
-use crate::sys::fork;
 use crate::sys::mapping::Mapping;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 /// How long to wait for somebody who is choosing a region or adding a schema, and where many threads
 /// of this process write, for one of them.
@@ -19,10 +20,8 @@ pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(100);
 /// A store open in this process.
 pub struct RecordStore {
     segment: Segment,
-    room: Room,
-    layout: RecordLayout,
-    /// errno of the write that froze the store, if it was ours; for the message.
-    pub(super) frozen_by: AtomicU32,
+    geometry: RecordsGeometry,
+    layout: RecordsLayout,
     /// Nanoseconds that loading took lately, as this process saw it: by its own calls, of which one
     /// may load many samples, and by waiting for others.
     pub(super) lately: AtomicU64,
@@ -32,22 +31,16 @@ impl RecordStore {
     /// Joins the store of that name, or makes it.
     pub fn open(request: &Request) -> Result<(Arc<Self>, Opened)> {
         let (segment, how) = Segment::open(request)?;
-        let Plan::Records(room) = segment.header().plan.clone() else {
+        let Geometry::Records(geometry) = segment.header().geometry.clone() else {
             return Err(Error::new(
                 Kind::Argument,
                 format!("the cache {:?} is a SharedCache; use another name", segment.name()),
             ));
         };
-        let (file, name) = (segment.file(), segment.name().to_string());
-        let layout = room.layout()?;
-        let (frozen_by, lately) = (AtomicU32::new(0), AtomicU64::new(0));
-        let store = fork::unique(file, &name, Self { segment, room, layout, frozen_by, lately });
-        if how == Opened::Resumed {
-            // It may have been kept because the space ran out; there may be more now.
-            store.frozen().store(0, Ordering::Relaxed);
-            // And whoever was told has gone.
-            store.told().store(0, Ordering::Relaxed);
-        }
+        let store = segment.unique(how, |segment| {
+            let layout = geometry.layout()?;
+            Ok(Self { segment, geometry, layout, lately: AtomicU64::new(0) })
+        })?;
         Ok((store, how))
     }
 
@@ -57,16 +50,16 @@ impl RecordStore {
     }
 
     /// What it has room for.
-    pub fn room(&self) -> &Room {
-        &self.room
+    pub fn geometry(&self) -> &RecordsGeometry {
+        &self.geometry
     }
 
     /// Whether regions are emptied to make room for new records.
     pub fn recycles(&self) -> bool {
-        self.room.regions > 1
+        self.geometry.regions > 1
     }
 
-    pub(super) fn layout(&self) -> &RecordLayout {
+    pub(super) fn layout(&self) -> &RecordsLayout {
         &self.layout
     }
 
@@ -76,31 +69,23 @@ impl RecordStore {
 
     /// The claims: a state per sample, which is empty or claimed, and those of the locks.
     pub(super) fn slots(&self) -> Slots<'_> {
-        lease::slots(self.mapping(), self.layout.states_at, self.room.dataset_len + LOCKS)
+        self.segment.slots(self.geometry.dataset_len + LOCKS)
     }
 
     pub(super) fn leases(&self) -> Leases<'_> {
-        Leases(self.segment.anchor())
+        self.segment.leases()
     }
 
     pub(super) fn counters(&self) -> Counters<'_> {
-        Counters(self.mapping())
-    }
-
-    pub(super) fn frozen(&self) -> &AtomicU32 {
-        self.mapping().half_word(FROZEN_AT)
-    }
-
-    pub(super) fn told(&self) -> &AtomicU32 {
-        self.mapping().half_word(TOLD_AT)
+        self.segment.counters()
     }
 
     pub(super) fn lock_of_regions(&self) -> usize {
-        self.room.dataset_len as usize
+        self.geometry.dataset_len as usize
     }
 
     pub(super) fn lock_of_schemas(&self) -> usize {
-        self.room.dataset_len as usize + 1
+        self.geometry.dataset_len as usize + 1
     }
 
     /// Runs `act` as the only one, under a lock that ends with its holder. None if others keep it.
@@ -110,15 +95,7 @@ impl RecordStore {
         lease: Lease,
         act: impl FnOnce() -> R,
     ) -> Option<R> {
-        let began = Instant::now();
-        while self.slots().claim(lock, lease, false, &self.leases()) != claim::Claim::Claimed {
-            if began.elapsed() > LOCK_PATIENCE {
-                return None;
-            }
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        let result = act();
-        self.slots().abandon(lock, lease);
-        Some(result)
+        let _lock = StateLock::wait(self.slots(), lock, lease, &self.leases(), LOCK_PATIENCE)?;
+        Some(act())
     }
 }

@@ -21,7 +21,7 @@ const WORDS: usize = 2;
 impl RecordStore {
     #[inline]
     fn entry(&self, i: usize) -> (&AtomicU64, &AtomicU64) {
-        debug_assert!((i as u64) < self.room().dataset_len);
+        debug_assert!((i as u64) < self.geometry().dataset_len);
         let words = self.mapping().words(self.layout().index_at as usize + 8 * WORDS * i, WORDS);
         (&words[0], &words[1])
     }
@@ -41,14 +41,14 @@ impl RecordStore {
             return None;
         }
         let (at, len, schema, generation) = format::unpack(location, before);
-        let room = self.room();
-        let inside = at < room.data_bytes && len <= room.data_bytes - at;
+        let geometry = self.geometry();
+        let inside = at < geometry.data_bytes && len <= geometry.data_bytes - at;
         inside.then(|| Record {
             at: (self.layout().data_at + at) as usize,
             len: len as usize,
             schema,
             // A division is most of what this function costs.
-            region: if self.recycles() { (at / room.region_bytes()) as u32 } else { 0 },
+            region: if self.recycles() { (at / geometry.region_bytes()) as u32 } else { 0 },
             generation,
         })
     }

@@ -27,7 +27,7 @@ use super::format::{LAST_GENERATION, pack_count, unpack_count};
 use crate::fault::{Fault, active as broken};
 use crate::segment::claim::{LEASES, Lease, Orphans};
 use crate::segment::counters::Count;
-use crate::segment::layout::{RECORD_ALIGN, Room};
+use crate::segment::layout::{RECORD_ALIGN, RecordsGeometry};
 use crate::sys::mapping::Mapping;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Instant;
@@ -50,14 +50,14 @@ const SETTLED: usize = 11;
 const REGION_WORDS: usize = 12;
 
 /// How many records a store holds, as they were counted, without opening it: for a look from outside.
-pub fn count_records(room: &Room, mapping: &Mapping) -> Option<u64> {
-    let layout = room.layout().ok()?;
+pub fn count_records(geometry: &RecordsGeometry, mapping: &Mapping) -> Option<u64> {
+    let layout = geometry.layout().ok()?;
     let held = |r| {
         let words = mapping.words(layout.region_at(r), REGION_WORDS);
         let (generation, count) = unpack_count(words[HELD].load(Ordering::Relaxed));
         if generation == words[RAISED].load(Ordering::Relaxed) as u32 + 1 { count } else { 0 }
     };
-    Some((0..room.regions).map(held).sum())
+    Some((0..geometry.regions).map(held).sum())
 }
 
 /// Room for a record, and the right to write there while this lives.
@@ -140,13 +140,13 @@ impl RecordStore {
     /// Finds room for a record of `len` bytes. None if there is none to be had.
     pub(super) fn reserve(&self, lease: Lease, len: u64) -> Option<Reserved<'_>> {
         let room = len.next_multiple_of(RECORD_ALIGN).max(RECORD_ALIGN);
-        let end = self.room().region_bytes();
+        let end = self.geometry().region_bytes();
         let began = Instant::now();
         // Each round, the active region is full or another one became active.
-        let mut rounds = 4 * self.room().regions;
+        let mut rounds = 4 * self.geometry().regions;
         while rounds > 0 {
             let r = self.head(ACTIVE).load(Ordering::SeqCst);
-            if r >= self.room().regions {
+            if r >= self.geometry().regions {
                 rounds -= 1;
                 self.next_region(r, lease)?;
                 continue;
@@ -211,7 +211,7 @@ impl RecordStore {
             }
             let tick = self.head(TICK).fetch_add(1, Ordering::Relaxed) + 1;
             let mut candidates: Vec<u64> =
-                (0..self.room().regions).filter(|&r| r != full).collect();
+                (0..self.geometry().regions).filter(|&r| r != full).collect();
             let word = |r, word| self.region(r, word).load(Ordering::Relaxed);
             // Empty ones first, then by last use, then by age.
             // Each key is read once: others change them meanwhile.
@@ -248,7 +248,7 @@ impl RecordStore {
             self.head(ACTIVE).store(NONE, Ordering::SeqCst);
             let mut free = None;
             let mut all = true;
-            for r in 0..self.room().regions {
+            for r in 0..self.geometry().regions {
                 let raised = self.raise(r);
                 all &= raised;
                 // Where somebody is writing, its record is gone, but not the room that it takes.
@@ -297,7 +297,8 @@ impl RecordStore {
     pub(super) fn forget_writer(&self, lease: Lease) {
         let row = &self.writers()[usize::from(lease)];
         for byte in row.load(Ordering::SeqCst).to_le_bytes() {
-            if let Some(r) = u64::from(byte).checked_sub(1).filter(|&r| r < self.room().regions) {
+            if let Some(r) = u64::from(byte).checked_sub(1).filter(|&r| r < self.geometry().regions)
+            {
                 // It may have counted a record that nobody will find.
                 self.region(r, DOUBTS).fetch_add(1, Ordering::SeqCst);
             }
@@ -310,12 +311,12 @@ impl RecordStore {
     /// Bytes laid down, gaps included.
     pub(super) fn used_bytes(&self) -> u64 {
         let used = |r| self.region(r, CURSOR).load(Ordering::Relaxed);
-        (0..self.room().regions).map(used).sum()
+        (0..self.geometry().regions).map(used).sum()
     }
 
     /// How many records there are.
     pub(super) fn filled(&self) -> u64 {
-        let regions = 0..self.room().regions;
+        let regions = 0..self.geometry().regions;
         let counted: Vec<u64> =
             regions.clone().map(|r| self.region(r, HELD).load(Ordering::SeqCst)).collect();
         // Who begins to write after this look changes what was counted.
@@ -341,7 +342,7 @@ impl RecordStore {
             self.indexed(*i)
                 .is_some_and(|found| (found.region, found.generation) == (r as u32, generation))
         };
-        let found = (0..self.room().dataset_len as usize).filter(is_here).count() as u64;
+        let found = (0..self.geometry().dataset_len as usize).filter(is_here).count() as u64;
         let agreed = !written
             && self
                 .region(r, HELD)

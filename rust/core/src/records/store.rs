@@ -17,7 +17,7 @@
 
 use super::base::RecordStore;
 use super::format::{self, MAX_RECORD, Record};
-use crate::error::{Error, Kind, Result, frozen_reason};
+use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active as broken};
 use crate::segment::claim::{self, Lease, claimed_by};
 use crate::segment::counters::Count;
@@ -85,12 +85,12 @@ pub struct StoreStats {
 impl RecordStore {
     /// The longest record that can ever be stored.
     pub fn longest(&self) -> u64 {
-        self.room().region_bytes().min(MAX_RECORD)
+        self.geometry().region_bytes().min(MAX_RECORD)
     }
 
     /// The index, if the dataset has such a sample.
     pub fn index(&self, index: i64) -> Option<usize> {
-        u64::try_from(index).ok().filter(|&i| i < self.room().dataset_len).map(|i| i as usize)
+        u64::try_from(index).ok().filter(|&i| i < self.geometry().dataset_len).map(|i| i as usize)
     }
 
     // Reading
@@ -144,7 +144,7 @@ impl RecordStore {
 
     /// Says who loads sample `i`.
     pub fn begin(&self, i: usize) -> Claim {
-        if self.frozen().load(Ordering::Relaxed) != 0 {
+        if self.segment().is_frozen() {
             return Claim::LoadOnly;
         }
         if self.find(i).is_some() {
@@ -205,8 +205,7 @@ impl RecordStore {
             if let Some(error) = Error::unwritable("sample", errno) {
                 return Err(error);
             }
-            self.frozen_by.store(errno.raw_os_error() as u32, Ordering::Relaxed);
-            return Ok(Put::Refused(self.frozen().swap(1, Ordering::Relaxed) == 0));
+            return Ok(Put::Refused(self.segment().freeze(errno)));
         }
         self.count_record(reserved.region, reserved.generation);
         self.publish(i, words);
@@ -230,7 +229,7 @@ impl RecordStore {
                 ),
             ));
         }
-        self.frozen().store(0, Ordering::Relaxed);
+        self.segment().thaw();
         Ok(())
     }
 
@@ -255,10 +254,8 @@ impl RecordStore {
     }
 
     /// Whether the caller is the first, of all processes, to tell the user `what` (0 to 31).
-    /// Relaxed: nothing but the message depends on it.
     pub fn is_first_to_tell(&self, what: u32) -> bool {
-        let bit = 1 << (what % 32);
-        self.told().fetch_or(bit, Ordering::Relaxed) & bit == 0
+        self.segment().is_first_to_tell(1 << (what % 32))
     }
 
     /// Sums over all processes.
@@ -279,13 +276,13 @@ impl RecordStore {
             unsupported: sum(Count::Unsupported),
             filled: self.filled(),
             used_bytes: self.used_bytes(),
-            data_bytes: self.room().data_bytes,
-            frozen: self.frozen().load(Ordering::Relaxed) != 0,
+            data_bytes: self.geometry().data_bytes,
+            frozen: self.segment().is_frozen(),
         }
     }
 
     /// Why the store froze, for the one warning.
     pub fn frozen_reason(&self) -> String {
-        frozen_reason(self.segment().name(), "", self.frozen_by.load(Ordering::Relaxed) as i32)
+        self.segment().frozen_reason("")
     }
 }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // forks, and pages that nobody may touch
 
 use super::{Claim, Put, RecordStore};
-use crate::segment::layout::{Plan, RECORD_ALIGN, Room};
+use crate::segment::layout::{Geometry, RECORD_ALIGN, RecordsGeometry};
 use crate::segment::{Backing, Request, random_name};
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -10,14 +10,12 @@ use std::sync::atomic::Ordering;
 
 fn store(limit: u64, samples: u64, recycle: bool) -> Arc<RecordStore> {
     let request = Request {
-        name: random_name().unwrap(),
-        plan: Plan::Records(Room::plan(limit, samples, recycle).unwrap()),
-        fingerprint: 0,
-        keep: false,
         backing: Backing::Memfd,
         private: true,
-        huge_pages: crate::HugePages::No,
-        join: None,
+        ..Request::new(
+            random_name().unwrap(),
+            Geometry::Records(RecordsGeometry::plan(limit, samples, recycle).unwrap()),
+        )
     };
     RecordStore::open(&request).unwrap().0
 }
@@ -89,7 +87,7 @@ fn a_copy_is_whole_only_if_its_region_was_not_emptied_meanwhile() {
 #[test]
 fn readers_of_one_region_are_not_disturbed_when_another_is_emptied() {
     let store = store(1 << 20, 1000, true);
-    let room = store.room().region_bytes() as usize;
+    let room = store.geometry().region_bytes() as usize;
     put(&store, 0, &vec![0; room]);
     put(&store, 1, &vec![1; room]);
     let first = store.find(0).unwrap();
@@ -137,8 +135,8 @@ fn emptying_touches_no_entry_of_the_index() {
             let lease = store.lease().unwrap();
             store.clear().unwrap();
             if recycle {
-                for _ in 0..3 * store.room().regions {
-                    store.reserve(lease, store.room().region_bytes()).unwrap();
+                for _ in 0..3 * store.geometry().regions {
+                    store.reserve(lease, store.geometry().region_bytes()).unwrap();
                 }
             }
             assert_eq!(store.stats().filled, 0);

@@ -5,7 +5,7 @@ use crate::sys::fork;
 use crate::sys::mapping::Mapping;
 use std::sync::atomic::Ordering;
 
-/// What is counted; the number is the place of the counter in a stripe.
+/// What is counted; the number is the index of the counter in a stripe.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Count {
     /// Loads that found a value.

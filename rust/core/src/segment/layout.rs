@@ -55,12 +55,12 @@
 use crate::error::{Error, Kind, Result};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
+pub use crate::segment::geometry::{Extent, Geometry};
 pub use crate::segment::parts::HEADER_BYTES;
-pub(crate) use crate::segment::parts::*;
 pub(crate) use crate::segment::records_layout::*;
-pub use crate::segment::records_layout::{RecordLayout, Room};
-pub use crate::segment::slots_layout::{Geometry, Layout, MAX_DIMS};
-pub use crate::segment::table_layout::{Table, TableLayout};
+pub use crate::segment::records_layout::{RecordsGeometry, RecordsLayout};
+pub use crate::segment::slots_layout::{MAX_DIMS, SlotsGeometry, SlotsLayout};
+pub use crate::segment::table_layout::{TableGeometry, TableLayout};
 
 /// The number of this format; part of a segment's name, so that versions never meet.
 pub const FORMAT: u32 = 2;
@@ -72,91 +72,6 @@ const KIND_SLOTS: u32 = 0;
 const KIND_RECORDS: u32 = 1;
 const KIND_FILES: u32 = 2;
 
-/// What a segment holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Plan {
-    /// A slot per sample (cache.rs).
-    Slots(Geometry),
-    /// Records of any size (store.rs).
-    Records(Room),
-    /// What is known of files (files/table).
-    Files(Table),
-}
-
-impl Plan {
-    /// Samples in the dataset.
-    pub fn dataset_len(&self) -> u64 {
-        match self {
-            Plan::Slots(geometry) => geometry.dataset_len,
-            Plan::Records(room) => room.dataset_len,
-            Plan::Files(table) => table.expected,
-        }
-    }
-
-    /// Whether somebody who asked for `wanted` can use this. Records are as good in more room or
-    /// less: who came first decided.
-    pub(crate) fn serves(&self, wanted: &Plan) -> bool {
-        match (self, wanted) {
-            (Plan::Slots(ours), Plan::Slots(theirs)) => ours == theirs,
-            (Plan::Records(ours), Plan::Records(theirs)) => {
-                (ours.dataset_len, ours.regions) == (theirs.dataset_len, theirs.regions)
-            }
-            (Plan::Files(_), Plan::Files(_)) => true,
-            _ => false,
-        }
-    }
-
-    /// The argument with which people say how large it may be.
-    pub(crate) fn size_argument(&self) -> &'static str {
-        match self {
-            Plan::Slots(_) => "size_limit_gib",
-            Plan::Records(_) => "memory",
-            Plan::Files(_) => "the number of files",
-        }
-    }
-
-    /// Where the data begin, and the length of the segment. What lies before is metadata.
-    pub fn extent(&self) -> Result<(u64, u64)> {
-        match self {
-            Plan::Slots(geometry) => geometry.layout().map(|l| (l.data_at, l.total)),
-            Plan::Records(room) => room.layout().map(|l| (l.data_at, l.total)),
-            Plan::Files(table) => table.layout().map(|l| (l.data_at, l.total)),
-        }
-    }
-}
-
-/// Memory that a segment takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Budget {
-    /// What there must be.
-    pub(crate) least: u64,
-    /// What it takes when it is used as expected.
-    pub(crate) likely: u64,
-}
-
-impl Plan {
-    /// Memory that it takes. Samples fill what they were given; a table of files grows with use.
-    pub(crate) fn budget(&self) -> Result<Budget> {
-        let (metadata, total) = self.extent()?;
-        Ok(match self {
-            Plan::Files(table) => {
-                Budget { least: metadata, likely: table.likely_bytes().max(metadata) }
-            }
-            _ => Budget { least: total, likely: total },
-        })
-    }
-}
-
-impl std::fmt::Display for Plan {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Plan::Slots(geometry) => geometry.fmt(f),
-            Plan::Records(room) => room.fmt(f),
-            Plan::Files(table) => table.fmt(f),
-        }
-    }
-}
-
 /// The immutable first bytes of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -167,7 +82,7 @@ pub struct Header {
     /// What the user says the data are, hashed; zero if nothing was said.
     pub fingerprint: u128,
     /// What is cached.
-    pub plan: Plan,
+    pub geometry: Geometry,
 }
 
 impl Header {
@@ -175,14 +90,14 @@ impl Header {
     pub fn encode(&self) -> Result<[u8; HEADER_BYTES]> {
         let mut out = [0; HEADER_BYTES];
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
-        let verify = matches!(&self.plan, Plan::Slots(g) if g.verify);
+        let verify = matches!(&self.geometry, Geometry::Slots(g) if g.verify);
         let flags = if self.keep { FLAG_KEEP } else { 0 } | if verify { FLAG_VERIFY } else { 0 };
         put(0, &MAGIC);
         put(8, &FORMAT.to_le_bytes());
         put(12, &flags.to_le_bytes());
         put(16, &self.instance.to_le_bytes());
-        let offsets = match &self.plan {
-            Plan::Slots(g) => {
+        let offsets = match &self.geometry {
+            Geometry::Slots(g) => {
                 let layout = g.layout()?;
                 put(32, &g.dataset_len.to_le_bytes());
                 put(40, &g.capacity.to_le_bytes());
@@ -195,15 +110,15 @@ impl Header {
                 put(240, &KIND_SLOTS.to_le_bytes());
                 [layout.states_at, layout.checks_at, layout.data_at, layout.total]
             }
-            Plan::Records(room) => {
-                let layout = room.layout()?;
-                put(32, &room.dataset_len.to_le_bytes());
-                put(40, &room.data_bytes.to_le_bytes());
-                put(48, &room.regions.to_le_bytes());
+            Geometry::Records(geometry) => {
+                let layout = geometry.layout()?;
+                put(32, &geometry.dataset_len.to_le_bytes());
+                put(40, &geometry.data_bytes.to_le_bytes());
+                put(48, &geometry.regions.to_le_bytes());
                 put(240, &KIND_RECORDS.to_le_bytes());
                 [layout.states_at, layout.index_at, layout.data_at, layout.total]
             }
-            Plan::Files(table) => {
+            Geometry::Files(table) => {
                 put(32, &table.entries.to_le_bytes());
                 put(40, &table.expected.to_le_bytes());
                 put(240, &KIND_FILES.to_le_bytes());
@@ -246,8 +161,8 @@ impl Header {
             ));
         }
         let offsets = [u64_at(192), u64_at(200), u64_at(208), u64_at(216)];
-        let (plan, fits) = if kind == KIND_SLOTS {
-            let geometry = Geometry {
+        let (geometry, fits) = if kind == KIND_SLOTS {
+            let geometry = SlotsGeometry {
                 dataset_len: u64_at(32),
                 capacity: u64_at(40),
                 slot_bytes: u64_at(48),
@@ -258,26 +173,29 @@ impl Header {
             let fits = geometry.dataset_len > 0
                 && geometry.slot_bytes > 0
                 && geometry.capacity <= geometry.dataset_len
-                && Layout::of(&geometry)
+                && SlotsLayout::of(&geometry)
                     .is_some_and(|l| [l.states_at, l.checks_at, l.data_at, l.total] == offsets);
-            (Plan::Slots(geometry), fits)
+            (Geometry::Slots(geometry), fits)
         } else if kind == KIND_FILES {
-            let table = Table { entries: u64_at(32), expected: u64_at(40) };
+            let table = TableGeometry { entries: u64_at(32), expected: u64_at(40) };
             let fits = TableLayout::of(&table).is_some_and(|l| l.offsets() == offsets);
-            (Plan::Files(table), fits)
+            (Geometry::Files(table), fits)
         } else {
-            let room =
-                Room { dataset_len: u64_at(32), data_bytes: u64_at(40), regions: u64_at(48) };
-            let fits = room.dataset_len > 0
-                && (room.regions == 1 || room.regions == REGIONS)
-                && room.data_bytes > 0
-                && room.data_bytes.is_multiple_of(room.regions * RECORD_ALIGN)
-                && RecordLayout::of(&room)
+            let geometry = RecordsGeometry {
+                dataset_len: u64_at(32),
+                data_bytes: u64_at(40),
+                regions: u64_at(48),
+            };
+            let fits = geometry.dataset_len > 0
+                && (geometry.regions == 1 || geometry.regions == REGIONS)
+                && geometry.data_bytes > 0
+                && geometry.data_bytes.is_multiple_of(geometry.regions * RECORD_ALIGN)
+                && RecordsLayout::of(&geometry)
                     .is_some_and(|l| [l.states_at, l.index_at, l.data_at, l.total] == offsets);
-            (Plan::Records(room), fits)
+            (Geometry::Records(geometry), fits)
         };
         if !fits {
-            return refuse(format!("header: its offsets do not fit its geometry ({plan})"));
+            return refuse(format!("header: its offsets do not fit its geometry ({geometry})"));
         }
         if offsets[3] != file_len {
             return refuse(format!(
@@ -289,7 +207,7 @@ impl Header {
             instance: u128::from_le_bytes(field(bytes, 16)),
             keep: flags & FLAG_KEEP != 0,
             fingerprint: u128::from_le_bytes(field(bytes, 224)),
-            plan,
+            geometry,
         })
     }
 
@@ -335,18 +253,21 @@ mod tests {
             instance: 0x0102_0304,
             keep: true,
             fingerprint: Header::fingerprint_of(b"imagenet"),
-            plan: Plan::Slots(Geometry::plan(1 << 20, 1000, &[3, 4, 5], 0, 1, true).unwrap()),
+            geometry: Geometry::Slots(
+                SlotsGeometry::plan(1 << 20, 1000, &[3, 4, 5], 0, 1, true).unwrap(),
+            ),
         }
     }
 
     fn table() -> Header {
-        let plan = Plan::Files(Table { entries: 1000, expected: 200 });
-        Header { instance: 0x0102_0304, keep: false, fingerprint: 0, plan }
+        let geometry = Geometry::Files(TableGeometry { entries: 1000, expected: 200 });
+        Header { instance: 0x0102_0304, keep: false, fingerprint: 0, geometry }
     }
 
     #[test]
     fn capacity_is_what_fits_after_one_byte_per_sample() {
-        let plan = |limit, len| Geometry::plan(limit, len, &[10], 0, 1, false).map(|g| g.capacity);
+        let plan =
+            |limit, len| SlotsGeometry::plan(limit, len, &[10], 0, 1, false).map(|g| g.capacity);
         assert_eq!(plan(1000, 50).unwrap(), 50);
         assert_eq!(plan(1000, 500).unwrap(), 50);
         assert_eq!(plan(1000, 990).unwrap(), 1);
@@ -357,7 +278,7 @@ mod tests {
     #[test]
     fn header_survives_a_round_trip() {
         for header in [header(), table()] {
-            let total = header.plan.extent().unwrap().1;
+            let total = header.geometry.extent().unwrap().total;
             assert_eq!(Header::decode(&header.encode().unwrap(), total).unwrap(), header);
         }
     }
@@ -412,7 +333,7 @@ mod tests {
             dims in prop::collection::vec(1u64..600, 0..5),
             verify: bool,
         ) {
-            if let Ok(g) = Geometry::plan(limit, len, &dims, 0, 4, verify) {
+            if let Ok(g) = SlotsGeometry::plan(limit, len, &dims, 0, 4, verify) {
                 let l = g.layout().unwrap();
                 prop_assert!(l.states_at + 2 * g.dataset_len <= l.checks_at);
                 let checks = u64::from(verify) * g.capacity * 8;
@@ -440,7 +361,7 @@ mod tests {
         let long = std::env::var_os("STOCACHE_LONG").is_some();
         let rounds = if long { 1_000_000 } else { 100_000 };
         let whole = [header(), table()]
-            .map(|header| (header.encode().unwrap(), header.plan.extent().unwrap().1));
+            .map(|header| (header.encode().unwrap(), header.geometry.extent().unwrap().total));
         let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
         let mut random = move || {
             seed ^= seed << 13;

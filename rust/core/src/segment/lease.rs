@@ -50,7 +50,7 @@ impl Leases<'_> {
         if self.0.inherited.load(Ordering::Relaxed) || !self.0.is_ours() {
             return None; // the lock would be our parent's too, or on somebody's file
         }
-        let looking = Looking::wait(self.0);
+        let looking = self.0.looking.lock();
         if let taken @ 1.. = self.0.lease.load(Ordering::Acquire) {
             return Some((taken - 1) as Lease); // by another thread meanwhile
         }
@@ -82,7 +82,7 @@ impl Orphans for Leases<'_> {
         }
         // All threads of a process share its locks, so only one may look at a time: a second
         // would "get" the lock of the first and lose it when the first unlocks.
-        let looking = Looking::wait(self.0);
+        let looking = self.0.looking.lock();
         if self.0.lease.load(Ordering::Acquire) == u32::from(k) + 1
             || !lock_byte(self.0.fd, u64::from(k))
         {
@@ -94,28 +94,5 @@ impl Orphans for Leases<'_> {
         unlock_byte(self.0.fd, u64::from(k));
         drop(looking);
         Some(result)
-    }
-}
-
-/// The right of one thread of this process to look at other leases; a few system calls long.
-struct Looking<'a>(&'a Anchor);
-
-impl<'a> Looking<'a> {
-    fn wait(anchor: &'a Anchor) -> Self {
-        // SYNC POINT looking: Acquire here, Release in drop. Reset in a forked child.
-        while anchor
-            .looking
-            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
-            std::thread::yield_now();
-        }
-        Self(anchor)
-    }
-}
-
-impl Drop for Looking<'_> {
-    fn drop(&mut self) {
-        self.0.looking.store(false, Ordering::Release);
     }
 }

@@ -5,9 +5,10 @@
 //! locks, which shows those of other users too; the lock itself is tried only where both say nothing.
 
 use crate::error::{Error, Kind, Result};
-use crate::segment::layout::{self, Header, NOTES_AT, NOTES_BYTES, Plan, Room};
+use crate::segment::layout::{self, Geometry, Header, RecordsGeometry};
 use crate::segment::lease;
 use crate::segment::name::{SHM, file_name, path_of};
+use crate::segment::parts::{NOTES_AT, NOTES_BYTES};
 use crate::sys::fork;
 use crate::sys::mapping::Mapping;
 use crate::sys::private_file::{open_checked, read_header, unlink_same, write_all};
@@ -54,7 +55,7 @@ pub struct Listed {
 }
 
 /// How many records a store holds: only the room of records, above this one, can tell.
-pub type CountRecords = fn(&Room, &Mapping) -> Option<u64>;
+pub type CountRecords = fn(&RecordsGeometry, &Mapping) -> Option<u64>;
 
 /// One look at everything.
 pub fn list(count: CountRecords) -> Vec<Listed> {
@@ -238,24 +239,24 @@ fn read(
     listed.keep = layout::is_kept(&bytes);
     let header = Header::decode(&bytes, len).map_err(|error| error.message().to_string())?;
     listed.fingerprint = header.fingerprint;
-    listed.samples = header.plan.dataset_len();
+    listed.samples = header.geometry.dataset_len();
     let mut notes = vec![0; NOTES_BYTES];
     let read = rustix::io::pread(file, &mut notes[..], NOTES_AT as u64).unwrap_or(0);
     let text = notes[..read].split(|&byte| byte == 0).next().unwrap_or_default();
     listed.notes = String::from_utf8_lossy(text).into_owned();
-    listed.kind = match &header.plan {
-        Plan::Slots(_) => "slots",
-        Plan::Records(_) => "records",
-        Plan::Files(_) => "files",
+    listed.kind = match &header.geometry {
+        Geometry::Slots(_) => "slots",
+        Geometry::Records(_) => "records",
+        Geometry::Files(_) => "files",
     };
     let Ok(mapping) = Mapping::map(file.as_fd(), len as usize) else { return Ok(()) };
-    listed.filled = match &header.plan {
-        Plan::Slots(g) => {
+    listed.filled = match &header.geometry {
+        Geometry::Slots(g) => {
             let at = g.layout().map_err(|error| error.message().to_string())?.states_at;
             Some(lease::slots(&mapping, at, g.capacity).filled())
         }
-        Plan::Records(room) => count(room, &mapping),
-        Plan::Files(_) => None,
+        Geometry::Records(geometry) => count(geometry, &mapping),
+        Geometry::Files(_) => None,
     };
     Ok(())
 }

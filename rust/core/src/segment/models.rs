@@ -3,6 +3,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test --release --lib segment::claim::models`
 
 use super::*;
+use crate::segment::lock::StateLock;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU8;
 use loom::thread;
@@ -50,6 +51,12 @@ impl World {
         for byte in &self.bytes {
             byte.store(value, Ordering::Relaxed);
         }
+    }
+
+    /// One more in the first byte, in two steps: two who do it at once count one.
+    fn count(&self) {
+        let before = self.bytes[0].load(Ordering::Relaxed);
+        self.bytes[0].store(before + 1, Ordering::Relaxed);
     }
 
     fn copy(&self) -> [u8; 2] {
@@ -298,4 +305,47 @@ fn control_overwriting_without_the_epoch_is_caught() {
         world.read();
         writer.join().unwrap();
     });
+}
+
+#[test]
+fn a_lock_has_one_holder_who_sees_what_the_one_before_did() {
+    counted_under(|world, me| {
+        let lock = StateLock::take(world.slots(), 0, me.lease, &Look(world, me))?;
+        world.count();
+        drop(lock);
+        Some(())
+    });
+}
+
+/// The control: who goes on without the lock must be caught.
+#[test]
+#[should_panic(expected = "lost")]
+fn control_going_on_without_the_lock_is_caught() {
+    counted_under(|world, me| {
+        let lock = StateLock::take(world.slots(), 0, me.lease, &Look(world, me));
+        world.count();
+        drop(lock);
+        Some(())
+    });
+}
+
+/// Two count under a lock that is free, or whose holder died.
+fn counted_under(count: fn(&World, Process) -> Option<()>) {
+    for state in [EMPTY, claimed_by(0)] {
+        loom::model(move || {
+            let world = World::new(state, 0);
+            let c = Process { number: 3, lease: 2 };
+            assert!(world.lock(B.lease, B.number) && world.lock(c.lease, c.number));
+            let other = thread::spawn({
+                let world = world.clone();
+                move || count(&world, B).is_some()
+            });
+            others_may_go_first();
+            let mine = count(&world, c).is_some();
+            let theirs = other.join().unwrap();
+            let counted = world.copy()[0];
+            assert_eq!(counted, u8::from(mine) + u8::from(theirs), "lost");
+            assert!(count(&world, c).is_some(), "stuck");
+        });
+    }
 }

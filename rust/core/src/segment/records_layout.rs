@@ -5,9 +5,9 @@ use crate::error::{Error, Kind, Result};
 use crate::segment::claim::LEASES;
 use crate::segment::parts::{LINE, LOCKS, PAGE, STATES_AT};
 
-/// Room for records of any size.
+/// How much room there is for records of any size.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct RecordsGeometry {
     /// Samples in the dataset.
     pub dataset_len: u64,
     /// Bytes for records.
@@ -22,7 +22,7 @@ pub(crate) const SCHEMA_BYTES: u64 = 64 << 10;
 /// How many regions there are where regions are recycled.
 pub(crate) const REGIONS: u64 = 32;
 
-impl Room {
+impl RecordsGeometry {
     /// What `limit_bytes` leave for records once the index has its share.
     pub fn plan(limit_bytes: u64, dataset_len: u64, recycle: bool) -> Result<Self> {
         if dataset_len == 0 {
@@ -46,8 +46,8 @@ impl Room {
                 ),
             ));
         }
-        let room = Self { dataset_len, data_bytes: each * regions, regions };
-        room.layout().map(|_| room)
+        let geometry = Self { dataset_len, data_bytes: each * regions, regions };
+        geometry.layout().map(|_| geometry)
     }
 
     /// Bytes of one region.
@@ -56,8 +56,8 @@ impl Room {
     }
 
     /// Where everything lies.
-    pub fn layout(&self) -> Result<RecordLayout> {
-        RecordLayout::of(self).ok_or_else(|| {
+    pub fn layout(&self) -> Result<RecordsLayout> {
+        RecordsLayout::of(self).ok_or_else(|| {
             Error::new(
                 Kind::Argument,
                 format!(
@@ -69,7 +69,7 @@ impl Room {
     }
 }
 
-impl std::fmt::Display for Room {
+impl std::fmt::Display for RecordsGeometry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let policy = if self.regions == 1 { "freeze" } else { "lru" };
         write!(
@@ -91,7 +91,7 @@ const REGION_BYTES: u64 = 2 * LINE;
 
 /// Offsets of the parts of a segment of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordLayout {
+pub struct RecordsLayout {
     pub(crate) states_at: u64,
     pub(crate) index_at: u64,
     pub(crate) regions_at: u64,
@@ -103,22 +103,23 @@ pub struct RecordLayout {
     pub total: u64,
 }
 
-impl RecordLayout {
-    pub(crate) fn of(room: &Room) -> Option<Self> {
+impl RecordsLayout {
+    pub(crate) fn of(geometry: &RecordsGeometry) -> Option<Self> {
         let lines = |at: u64| at.checked_next_multiple_of(LINE);
-        let entries = room.dataset_len.checked_mul(INDEX_ENTRY_BYTES)?;
+        let entries = geometry.dataset_len.checked_mul(INDEX_ENTRY_BYTES)?;
         let states_at = STATES_AT;
-        let index_at =
-            lines(states_at.checked_add(room.dataset_len.checked_add(LOCKS)?.checked_mul(2)?)?)?;
+        let index_at = lines(
+            states_at.checked_add(geometry.dataset_len.checked_add(LOCKS)?.checked_mul(2)?)?,
+        )?;
         let regions_at = lines(index_at.checked_add(entries)?)?;
-        let regions = room.regions.checked_mul(REGION_BYTES)?.checked_add(LINE)?;
+        let regions = geometry.regions.checked_mul(REGION_BYTES)?.checked_add(LINE)?;
         let writers_at = regions_at.checked_add(regions)?;
         let writers = 8 * u64::from(LEASES);
         let schemas_at = lines(writers_at.checked_add(writers)?)?;
         let data_at =
             schemas_at.checked_add(SCHEMA_BYTES)?.checked_next_multiple_of(PAGE as u64)?;
-        let total = data_at.checked_add(room.data_bytes)?;
-        let fits = room.data_bytes <= MAX_DATA_BYTES && total <= i64::MAX as u64;
+        let total = data_at.checked_add(geometry.data_bytes)?;
+        let fits = geometry.data_bytes <= MAX_DATA_BYTES && total <= i64::MAX as u64;
         fits.then_some(Self {
             states_at,
             index_at,

@@ -11,7 +11,7 @@ const _: () = assert!(64 + 8 * MAX_DIMS == 192); // the dims in the header end w
 
 /// What is cached: how many samples of which shape, and how many of them fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Geometry {
+pub struct SlotsGeometry {
     /// Samples in the dataset.
     pub dataset_len: u64,
     /// Samples that fit in the cache: the first `capacity` by index.
@@ -26,7 +26,7 @@ pub struct Geometry {
     pub verify: bool,
 }
 
-impl Geometry {
+impl SlotsGeometry {
     /// As many samples of `dims` as `limit_bytes` hold, after one byte per sample of the dataset,
     /// as in stocaching.
     pub fn plan(
@@ -79,18 +79,18 @@ impl Geometry {
     }
 
     /// Where everything lies.
-    pub fn layout(&self) -> Result<Layout> {
+    pub fn layout(&self) -> Result<SlotsLayout> {
         let too_large = || {
             Error::new(
                 Kind::Argument,
                 format!("a cache of {self} is beyond what one file can hold; lower size_limit_gib"),
             )
         };
-        Layout::of(self).ok_or_else(too_large)
+        SlotsLayout::of(self).ok_or_else(too_large)
     }
 }
 
-impl std::fmt::Display for Geometry {
+impl std::fmt::Display for SlotsGeometry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
@@ -132,7 +132,7 @@ fn dtype_name(dtype: i32) -> String {
 
 /// Offsets of the parts of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct SlotsLayout {
     /// The states.
     pub states_at: u64,
     /// The checksums; equal to `data_at` without verify.
@@ -143,8 +143,8 @@ pub struct Layout {
     pub total: u64,
 }
 
-impl Layout {
-    pub(crate) fn of(geometry: &Geometry) -> Option<Self> {
+impl SlotsLayout {
+    pub(crate) fn of(geometry: &SlotsGeometry) -> Option<Self> {
         let pages = |at: u64| at.checked_next_multiple_of(PAGE as u64);
         let states_at = STATES_AT;
         let checks_at = pages(states_at.checked_add(geometry.dataset_len.checked_mul(2)?)?)?;
@@ -156,7 +156,7 @@ impl Layout {
 
     /// Where slot `i` begins.
     #[inline]
-    pub(crate) fn slot_at(&self, geometry: &Geometry, i: u64) -> u64 {
+    pub(crate) fn slot_at(&self, geometry: &SlotsGeometry, i: u64) -> u64 {
         debug_assert!(i < geometry.capacity);
         self.data_at + i * geometry.slot_bytes
     }

@@ -24,9 +24,9 @@ use crate::fault::{Fault, active};
 use crate::segment::claim::{LEASES, State};
 use crate::segment::parts::{LOCKS, PAGE, STATES_AT};
 
-/// Room to note what is known of files.
+/// How much room there is to note what is known of files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table {
+pub struct TableGeometry {
     /// Files that can be told apart; many more than are expected.
     pub entries: u64,
     /// Files that are expected: they are found at the first look.
@@ -54,7 +54,7 @@ const MOST: u64 = u32::MAX as u64 - 1;
 /// Bytes of one state.
 pub(crate) const STATE_BYTES: u64 = size_of::<State>() as u64;
 
-impl Table {
+impl TableGeometry {
     /// Room for `files` files and for those that come later: new ones, or those of another list of
     /// names below the same source.
     pub fn plan(files: u64) -> Result<Self> {
@@ -101,7 +101,7 @@ impl Table {
     }
 }
 
-impl std::fmt::Display for Table {
+impl std::fmt::Display for TableGeometry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "a table of {} files", self.expected)
     }
@@ -124,7 +124,7 @@ pub struct TableLayout {
 }
 
 impl TableLayout {
-    pub(crate) fn of(table: &Table) -> Option<Self> {
+    pub(crate) fn of(table: &TableGeometry) -> Option<Self> {
         if table.entries == 0 || table.entries > MOST || table.expected > table.entries {
             return None;
         }
@@ -183,11 +183,11 @@ mod tests {
 
     #[test]
     fn a_table_has_room_for_more_files_than_expected() {
-        assert_eq!(Table::plan(0).unwrap().entries, 1024);
-        assert_eq!(Table::plan(1_000_000).unwrap().entries, 2_001_024);
-        assert!(Table::plan(u64::MAX).is_err());
-        assert!(Table::plan(1 << 31).is_err());
-        let mut table = Table::plan(100).unwrap();
+        assert_eq!(TableGeometry::plan(0).unwrap().entries, 1024);
+        assert_eq!(TableGeometry::plan(1_000_000).unwrap().entries, 2_001_024);
+        assert!(TableGeometry::plan(u64::MAX).is_err());
+        assert!(TableGeometry::plan(1 << 31).is_err());
+        let mut table = TableGeometry::plan(100).unwrap();
         while let Some(smaller) = table.smaller() {
             assert!(smaller.entries < table.entries && smaller.layout().is_ok());
             table = smaller;
@@ -198,7 +198,7 @@ mod tests {
     proptest! {
         #[test]
         fn parts_of_a_table_do_not_overlap(expected in 0u64..1 << 30, spare in 1u64..1 << 30) {
-            let table = Table { entries: expected + spare, expected };
+            let table = TableGeometry { entries: expected + spare, expected };
             let l = table.layout().unwrap();
             let n = table.entries;
             prop_assert_eq!(l.heads_at + 8 * HEAD_WORDS, l.present_at);

@@ -6,7 +6,8 @@
 #![allow(unsafe_code)] // rows of one buffer, written by several threads
 
 use crate::error::{Error, Kind, Result};
-use crate::slots::cache::{Cache, Stored};
+use crate::slots::cache::Cache;
+use crate::slots::outcome::Stored;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Below this many bytes per thread a thread costs more than it saves.
@@ -43,7 +44,7 @@ impl Cache {
                 format!("found has {} entries for {} indices", found.len(), indices.len()),
             ));
         }
-        self.places(indices)?;
+        self.check_indices(indices)?;
         self.take_note_after_fork();
         let bytes = indices.len() * self.geometry().slot_bytes as usize;
         let threads = threads.clamp(1, (bytes / BYTES_PER_THREAD).max(1));
@@ -87,7 +88,7 @@ impl Cache {
                 // SAFETY: row `k` of a chunk that only this thread has.
                 let to = unsafe { batch.out.add(k * row) };
                 // SAFETY: as above; the buffer lies outside the cache.
-                let hit = self.place_of(index).is_some_and(|i| unsafe { self.copy(i, to) });
+                let hit = self.slot_of(index).ok().is_some_and(|i| unsafe { self.copy(i, to) });
                 if !hit {
                     // SAFETY: as above.
                     unsafe { std::ptr::write_bytes(to, 0, row) };
@@ -119,7 +120,7 @@ impl Cache {
                 ),
             ));
         }
-        self.places(indices)?;
+        self.check_indices(indices)?;
         let mut froze = false;
         for ((&index, bytes), stored) in indices.iter().zip(rows.chunks(row)).zip(stored) {
             let outcome = self.store(index, bytes, overwrite)?;

@@ -67,7 +67,7 @@ pub(crate) struct Anchor {
     /// The lease of this process plus one; 0 if it has none yet.
     pub(crate) lease: AtomicU32,
     /// Held while a thread of this process looks at other leases (see lease.rs).
-    pub(crate) looking: AtomicBool,
+    pub(crate) looking: ForkLock<()>,
     /// This process has taken note of what was set when it began (see seen.rs).
     pub(crate) informed: AtomicBool,
     /// Taken off the registry; the name was dealt with.
@@ -91,7 +91,7 @@ impl Anchor {
             spare: AtomicI32::new(-1),
             inherited: AtomicBool::new(false),
             lease: AtomicU32::new(0),
-            looking: AtomicBool::new(false),
+            looking: ForkLock::new(()),
             informed: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             on_release,
@@ -115,7 +115,8 @@ impl Anchor {
     }
 }
 
-/// A lock that survives fork: the forking thread holds it across, both sides release it.
+/// A lock among the threads of this process that survives fork: the forking thread holds it across and
+/// both sides release it, or the child does, which has no other thread that could hold it.
 pub(crate) struct ForkLock<T> {
     held: AtomicBool,
     value: UnsafeCell<T>,
@@ -347,7 +348,7 @@ extern "C" fn child() {
             }
         }
         anchor.lease.store(0, Ordering::Relaxed);
-        anchor.looking.store(false, Ordering::Relaxed);
+        anchor.looking.unlock(); // of a thread that we do not have
         anchor.informed.store(false, Ordering::Relaxed);
     }
 }

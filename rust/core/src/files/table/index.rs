@@ -11,7 +11,7 @@
 //! for it meet it before a free one.
 
 use crate::files::table::{FileTable, Head, KEY, NoRoom};
-use crate::segment::layout::LOCKS;
+use crate::segment::parts::LOCKS;
 use crate::segment::table_layout::{ENTRY_WORDS, HEAD_WORDS, STATE_BYTES};
 use std::sync::atomic::{AtomicU64, Ordering};
 

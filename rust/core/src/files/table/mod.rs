@@ -37,15 +37,15 @@ mod room;
 mod rows;
 
 use crate::error::{Error, Kind, Result};
-use crate::fault::{Fault, active as broken};
 use crate::files::content::{Content, Version};
-use crate::segment::claim::{Claim, Lease, Slots, is_claimed};
+use crate::segment::claim::{Slots, is_claimed};
 use crate::segment::counters::Counters;
-use crate::segment::layout::{LOCKS, Plan};
-use crate::segment::lease::{self, Leases};
-use crate::segment::table_layout::{ENTRY_WORDS, HEAD_WORDS, Table, TableLayout};
+use crate::segment::layout::Geometry;
+use crate::segment::lease::Leases;
+use crate::segment::lock::StateLock;
+use crate::segment::parts::LOCKS;
+use crate::segment::table_layout::{ENTRY_WORDS, HEAD_WORDS, TableLayout};
 use crate::segment::{Opened, Request, Segment};
-use crate::sys::fork;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::SystemTime;
@@ -76,8 +76,7 @@ enum Head {
     Counting = 2,
     /// Nothing is written before this time.
     ResumeAt = 3,
-    /// What people were told.
-    Warned = 4,
+    // 4 is not used.
     /// The table knows what earlier jobs left.
     Recalled = 5,
     /// When the reservations of the dead were last looked for.
@@ -193,19 +192,6 @@ impl Entry<'_> {
     }
 }
 
-/// A lock that ends with its holder.
-pub(crate) struct StateLock<'a> {
-    table: &'a FileTable,
-    state: usize,
-    lease: Lease,
-}
-
-impl Drop for StateLock<'_> {
-    fn drop(&mut self) {
-        self.table.slots().abandon(self.state, self.lease);
-    }
-}
-
 /// The only one who may change file `i`.
 pub(crate) struct FileLock<'a> {
     pub(crate) i: usize,
@@ -215,22 +201,20 @@ pub(crate) struct FileLock<'a> {
 impl FileTable {
     pub(crate) fn open(request: &Request) -> Result<(Arc<Self>, Opened)> {
         let (segment, how) = Segment::open(request)?;
-        let Plan::Files(table) = segment.header().plan.clone() else {
+        let Geometry::Files(table) = segment.header().geometry.clone() else {
             let message = format!("{:?} is the name of another cache", segment.name());
             return Err(Error::new(Kind::Argument, message));
         };
-        let (file, name) = (segment.file(), segment.name().to_string());
-        Ok((fork::unique(file, &name, Self::over(segment, &table)?), how))
-    }
-
-    fn over(segment: Segment, table: &Table) -> Result<Self> {
-        Ok(Self {
-            segment,
-            layout: table.layout()?,
-            entries: table.entries as usize,
-            levels: table.levels().unwrap_or_default(),
-            lease_at: AtomicU64::new(0),
-        })
+        let table = segment.unique(how, |segment| {
+            Ok(Self {
+                segment,
+                layout: table.layout()?,
+                entries: table.entries as usize,
+                levels: table.levels().unwrap_or_default(),
+                lease_at: AtomicU64::new(0),
+            })
+        })?;
+        Ok((table, how))
     }
 
     pub(crate) fn segment(&self) -> &Segment {
@@ -239,16 +223,16 @@ impl FileTable {
 
     #[inline]
     pub(crate) fn counters(&self) -> Counters<'_> {
-        Counters(self.segment.mapping())
+        self.segment.counters()
     }
 
     /// The states of all files that are numbered, after those of the other locks.
     fn slots(&self) -> Slots<'_> {
-        lease::slots(self.segment.mapping(), self.layout.states_at, self.len() as u64 + LOCKS)
+        self.segment.slots(self.len() as u64 + LOCKS)
     }
 
     fn leases(&self) -> Leases<'_> {
-        Leases(self.segment.anchor())
+        self.segment.leases()
     }
 
     #[inline]
@@ -303,11 +287,7 @@ impl FileTable {
     }
 
     fn lock_state(&self, state: usize) -> Option<StateLock<'_>> {
-        let lease = self.lease()?;
-        let claim = self.slots().claim(state, lease, false, &self.leases());
-        let got = claim == Claim::Claimed || broken(Fault::IgnoreFileLock);
-        // Not `then_some`: a lock that is made gives back what it locks.
-        got.then(|| StateLock { table: self, state, lease })
+        StateLock::take(self.slots(), state, self.lease()?, &self.leases())
     }
 
     /// Whether somebody has the lock of file `i`, dead or alive.
@@ -342,11 +322,6 @@ impl FileTable {
     /// Nothing is written before this time, in nanoseconds of the clock.
     pub(crate) fn resume_at(&self) -> &AtomicU64 {
         self.head(Head::ResumeAt)
-    }
-
-    /// Whether nobody on this node was told about `what` yet.
-    pub(crate) fn is_news(&self, what: u64) -> bool {
-        self.head(Head::Warned).fetch_or(what, Ordering::Relaxed) & what == 0
     }
 }
 

@@ -6,7 +6,7 @@
 
 use crate::fault::{Fault, active as broken};
 use crate::files::table::FileTable;
-use crate::segment::layout::PAGE;
+use crate::segment::parts::PAGE;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -4,8 +4,9 @@ use crate::files::content::Content;
 use crate::files::table::{
     CHECKED, COUNTING, EVICTING, FileLock, FileTable, Head, OWNED, RESERVED, RESERVED_BYTES,
 };
+use crate::segment::lock::StateLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long to wait for who is changing the sum of bytes: a few instructions, unless it is stopped.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -32,14 +33,10 @@ impl FileTable {
     /// Runs `act`, which changes what files take, and the sums. Who dies in between leaves sums that
     /// are wrong, and `Counting` set: the next one counts anew.
     fn counting<R>(&self, act: impl FnOnce() -> R) -> R {
-        let began = Instant::now();
-        let lock = loop {
-            match self.lock_state(COUNTING) {
-                // Who has it may be stopped: better a sum that may be wrong.
-                None if began.elapsed() < PATIENCE => std::thread::yield_now(),
-                lock => break lock,
-            }
-        };
+        // Who has it may be stopped: better a sum that may be wrong.
+        let lock = self.lease().and_then(|lease| {
+            StateLock::wait(self.slots(), COUNTING, lease, &self.leases(), PATIENCE)
+        });
         if lock.is_some() && self.head(Head::Counting).swap(1, Ordering::Relaxed) != 0 {
             self.count_anew();
         }

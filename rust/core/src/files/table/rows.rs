@@ -11,7 +11,7 @@
 
 use crate::files::table::{FileTable, now};
 use crate::segment::claim::{LEASES, Lease, Orphans};
-use crate::segment::layout::PAGE;
+use crate::segment::parts::PAGE;
 use crate::segment::table_layout::{ROW_THREADS, ROW_WORDS};
 use crate::sys::fork;
 use std::cell::Cell;

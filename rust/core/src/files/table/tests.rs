@@ -3,29 +3,24 @@
 use super::*;
 use crate::segment::Backing;
 use crate::segment::claim::LEASES;
-use crate::segment::table_layout::ROW_WORDS;
+use crate::segment::table_layout::{ROW_WORDS, TableGeometry};
 
 fn content(size: u64, mtime: u64) -> Content {
     Content { version: Version { size, mtime }, hash: 0 }
 }
 
-fn open(plan: Table, backing: Backing) -> Arc<FileTable> {
+fn open(geometry: TableGeometry, backing: Backing) -> Arc<FileTable> {
     let request = Request {
-        name: crate::random_name().unwrap(),
-        plan: Plan::Files(plan),
-        fingerprint: 0,
-        keep: false,
         backing,
         private: true,
-        huge_pages: crate::HugePages::No,
-        join: None,
+        ..Request::new(crate::random_name().unwrap(), Geometry::Files(geometry))
     };
     FileTable::open(&request).unwrap().0
 }
 
 /// A table whose files 0 to `files` are numbered.
 fn table(files: usize) -> Arc<FileTable> {
-    let table = open(Table::plan(files as u64).unwrap(), Backing::Shm);
+    let table = open(TableGeometry::plan(files as u64).unwrap(), Backing::Shm);
     for i in 0..files {
         assert_eq!(table.find_or_add(key(i)), Ok(i));
     }
@@ -44,7 +39,7 @@ fn taken(table: &FileTable) -> u64 {
 
 #[test]
 fn a_full_table_says_so() {
-    let table = open(Table { entries: 10, expected: 5 }, Backing::Shm);
+    let table = open(TableGeometry { entries: 10, expected: 5 }, Backing::Shm);
     let added = (1..100).filter(|&key| table.find_or_add(key).is_ok()).count();
     assert_eq!(added, 10);
     assert!((1..=10).all(|key| table.find(key).is_some()));
@@ -54,7 +49,7 @@ fn a_full_table_says_so() {
 #[test]
 fn many_more_files_than_expected_are_found_again() {
     const FILES: usize = 100_000;
-    let table = open(Table { entries: 1 << 20, expected: 10 }, Backing::Shm);
+    let table = open(TableGeometry { entries: 1 << 20, expected: 10 }, Backing::Shm);
     let numbers: Vec<_> = (0..FILES).map(|i| table.find_or_add(key(i)).unwrap()).collect();
     assert_eq!(numbers, (0..FILES).collect::<Vec<_>>());
     for i in 0..FILES {
@@ -70,7 +65,7 @@ fn many_more_files_than_expected_are_found_again() {
 fn a_file_has_one_number_whoever_asks() {
     const FILES: usize = 5000;
     const THREADS: usize = 4;
-    let table = open(Table { entries: 1 << 20, expected: 100 }, Backing::Shm);
+    let table = open(TableGeometry { entries: 1 << 20, expected: 100 }, Backing::Shm);
     let numbers: Vec<Vec<usize>> = std::thread::scope(|scope| {
         let work = || (0..FILES).map(|i| table.find_or_add(key(i)).unwrap()).collect();
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
@@ -87,7 +82,7 @@ fn a_file_has_one_number_whoever_asks() {
 fn a_table_takes_what_its_files_take() {
     const LISTED: u64 = 1 << 18;
     const FILES: usize = 1000;
-    let table = open(Table::plan(LISTED).unwrap(), Backing::Shm);
+    let table = open(TableGeometry::plan(LISTED).unwrap(), Backing::Shm);
     let empty = taken(&table);
     assert!(empty < 1 << 20, "{empty} bytes for nothing");
     for i in 0..FILES {

@@ -1,0 +1,109 @@
+//! One piece of shared memory per cache and node: create, attach, detach, remove what was left.
+//!
+//! A segment is a file in /dev/shm, or a memfd where /dev/shm is too small. Whoever uses it holds
+//! a shared flock on it, so "does anybody live?" is one question to the kernel: an exclusive lock
+//! can be had only if nobody does.
+//!
+//! ```text
+//!   create   O_TMPFILE, size, header, lock shared, then linkat: a kill before leaves nothing,
+//!            and a name never shows an unfinished segment
+//!   attach   open, check what it is; lock exclusive succeeds: a leftover, removed and made anew
+//!            (or, if kept, used again); else lock shared; no name any more: start over
+//!   detach   lock exclusive succeeds: we are the last, remove the name unless it is kept;
+//!            else look again at exit: the others may have ended without a word by then
+//!   left     the same test on all files of this user: never by age, never by pid
+//! ```
+//!
+//! A memfd has no name to leave behind. Others find it by walking /proc/<pid>/fd of the same
+//! user; an abstract socket address serves as the lock under which one is looked for and made.
+
+use crate::error::{Error, Kind, Result};
+use crate::fault::{Fault, active};
+use crate::segment::attach::{Attached, PATIENCE, RETRY, contended};
+use crate::segment::create::choose;
+use crate::segment::handle::Segment;
+use crate::segment::leftovers::remove_leftovers;
+use crate::segment::name::{Backing, check_name};
+use crate::segment::request::{Opened, Request, Wanted};
+use crate::sys::limits;
+use std::time::Instant;
+
+impl Segment {
+    /// Joins the segment of that name, or makes it.
+    pub fn open(request: &Request) -> Result<(Self, Opened)> {
+        check_name(&request.name)?;
+        if request.keep && request.backing == Backing::Memfd {
+            return Err(Error::new(
+                Kind::Argument,
+                "keep=True needs backing=\"shm\": a memfd ends with its last process",
+            ));
+        }
+        limits::check_file_size(request.geometry.extent()?.total)?;
+        let elsewhere = request.join.filter(|_| !active(Fault::JoinByNameOnly));
+        if let Some(join) = elsewhere
+            && let Some(found) =
+                Self::join_at(request.wanted(), join.pid, join.fd, Some(join.instance))?
+        {
+            return Ok((found, Opened::Joined));
+        }
+        remove_leftovers();
+        let started = Instant::now();
+        while started.elapsed() < PATIENCE {
+            match Self::attach(request.wanted())? {
+                Attached::Open(segment, how) => return Ok((segment, how)),
+                Attached::Absent => {}
+                Attached::Changing => {
+                    std::thread::sleep(RETRY);
+                    continue;
+                }
+            }
+            // The name may be gone while the segment lives (somebody removed it).
+            if let Some(join) = elsewhere
+                && let Some(found) = Self::find(request.wanted(), Some(join.instance))?
+            {
+                return Ok((found, Opened::Joined));
+            }
+            if request.backing != Backing::Shm
+                && !request.private
+                && let Some(found) = Self::find(request.wanted(), None)?
+            {
+                return Ok((found, Opened::Joined));
+            }
+            let made = match choose(request)? {
+                Backing::Memfd => Some(Self::create_memfd(request)?),
+                _ => Self::create(request)?.map(|segment| (segment, Opened::Created)),
+            };
+            if let Some(made) = made {
+                return Ok(made);
+            }
+        }
+        Err(contended(&request.name))
+    }
+
+    /// Joins the segment of that name, which must exist and, if given, be what `like` asks for.
+    pub fn join(name: &str, like: Option<&Request>) -> Result<(Self, Opened)> {
+        check_name(name)?;
+        let wanted = Wanted { name, like };
+        let started = Instant::now();
+        while started.elapsed() < PATIENCE {
+            match Self::attach(wanted)? {
+                Attached::Open(segment, how) => return Ok((segment, how)),
+                Attached::Absent => {
+                    return match Self::find(wanted, None)? {
+                        Some(segment) => Ok((segment, Opened::Joined)),
+                        None => Err(Error::new(
+                            Kind::State,
+                            format!(
+                                "no cache named {name:?} is open on this node; start the program \
+                                 that makes it first, or make an empty one here \
+                                 (SharedCache(..., name=...); if_gone=\"empty\" in a saved module)"
+                            ),
+                        )),
+                    };
+                }
+                Attached::Changing => std::thread::sleep(RETRY),
+            }
+        }
+        Err(contended(name))
+    }
+}
