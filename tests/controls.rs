@@ -63,6 +63,11 @@ fn emptying_a_region_that_is_written_to_is_caught() {
 }
 
 #[test]
+fn losing_the_room_of_what_is_cleared_is_caught() {
+    is_caught("LoseRoom", "records", 20);
+}
+
+#[test]
 fn never_taking_over_is_caught() {
     is_caught("NoTakeover", "takeover", 50);
 }

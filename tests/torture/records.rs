@@ -141,6 +141,34 @@ fn all_usable(store: &RecordStore) -> Result<(), String> {
     Ok(())
 }
 
+/// What is cleared while somebody writes, who then dies, can all be filled again, without another clear.
+fn room_comes_back(store: &RecordStore, random: &mut Random, tally: &Tally) -> Result<(), String> {
+    let full = record(0, 0, LONGEST);
+    for round in 0..100 {
+        let mut theirs = Random::new(random.next());
+        let writer = Child::fork(|| {
+            loop {
+                visit(store, &mut theirs, tally);
+            }
+        });
+        std::thread::sleep(Duration::from_micros(random.below(3_000)));
+        writer.stop();
+        store.clear().map_err(|error| error.to_string())?;
+        drop(writer);
+        let fits = |i: &usize| {
+            store.begin(*i) == Claim::LoadAndStore
+                && matches!(store.fill(*i, 0, &[IoSlice::new(&full)]), Ok(Put::Stored))
+        };
+        let filled = (0..SAMPLES as usize).take_while(fits).count() as u64 * LONGEST;
+        let room = store.stats().data_bytes;
+        if filled + LONGEST <= room {
+            return Err(format!("round {round}: {filled} of {room} bytes could be filled again"));
+        }
+        store.clear().map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
 fn torture(run: &mut Run, what: &str, limit: u64, recycle: bool) -> Verdict {
     let wanted = store_of(what, limit, recycle)?;
     let wanted = &Request { keep: true, ..wanted };
@@ -149,6 +177,9 @@ fn torture(run: &mut Run, what: &str, limit: u64, recycle: bool) -> Verdict {
     let verdict = kill(run, &tally, move |random| work(wanted, random, counts)).and_then(|()| {
         let (store, _) = RecordStore::open(wanted).map_err(|error| error.to_string())?;
         all_usable(&store)?;
+        if !recycle {
+            room_comes_back(&store, &mut run.random, counts)?;
+        }
         match store.stats().evicted {
             0 if recycle => Err("nothing was ever evicted: the torture tests nothing".into()),
             evicted => Ok(format!("no torn record, no stuck sample, {evicted} evicted")),

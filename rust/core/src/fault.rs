@@ -29,6 +29,8 @@ pub(crate) enum Fault {
     IgnoreEpoch,
     /// Empty a region without asking whether somebody is writing to it.
     RecycleInUse,
+    /// Give up the room of what is emptied while somebody is writing to it.
+    LoseRoom,
     /// Believe a count of records that a dead process may have left.
     TrustCounts,
     /// Go on as if a lock were ours that somebody else has.
@@ -173,6 +175,16 @@ mod controls {
             Fault::RecycleInUse,
             &[
                 "records::tests::what_is_being_written_while_the_store_is_cleared_is_gone_and_keeps_its_room",
+            ],
+        );
+    }
+
+    #[test]
+    fn losing_the_room_of_what_is_emptied_is_caught() {
+        is_caught(
+            Fault::LoseRoom,
+            &[
+                "records::tests::the_room_of_a_cleared_store_is_there_once_who_wrote_is_done_or_dead",
             ],
         );
     }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// How long to wait for somebody who is choosing a region or adding a schema, and where many threads
-/// of this process write, for one of them.
+/// How long to wait for somebody who is choosing a region or adding a schema; where many threads of
+/// this process write, for one of them; and where all was emptied, for who was writing then.
 pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(100);
 
 /// A store open in this process.

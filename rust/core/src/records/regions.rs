@@ -1,7 +1,8 @@
 //! Regions: stretches of the data in which records are laid down one after the other.
 //!
 //! ```text
-//!   active        the region that is being filled; NONE while somebody empties all
+//!   active        the region that is being filled; NONE while somebody empties all, and after that
+//!                 until a region is free
 //!   generation    of a region: raised when it is emptied, so that every record in it is gone at once
 //!   cursor        where its next record begins
 //!   held          how many records it holds, under the generation that they belong to
@@ -30,9 +31,10 @@ use crate::segment::counters::Count;
 use crate::segment::layout::{RECORD_ALIGN, RecordsGeometry};
 use crate::sys::mapping::Mapping;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// No region is active: somebody is emptying all of them, or died doing so.
+/// No region is active: somebody is emptying all of them, or died doing so, or all were being written
+/// to then. Who needs room chooses one.
 const NONE: u64 = u64::MAX;
 
 /// Words of all regions together.
@@ -147,8 +149,13 @@ impl RecordStore {
         while rounds > 0 {
             let r = self.head(ACTIVE).load(Ordering::SeqCst);
             if r >= self.geometry().regions {
-                rounds -= 1;
-                self.next_region(r, lease)?;
+                if self.next_region(r, lease).is_some() {
+                    rounds -= 1;
+                } else if began.elapsed() > LOCK_PATIENCE {
+                    return None;
+                } else {
+                    std::thread::sleep(Duration::from_micros(50)); // who writes there is soon done
+                }
                 continue;
             }
             let Some(writing) = Writing::say(&self.writers()[usize::from(lease)], r) else {
@@ -245,20 +252,22 @@ impl RecordStore {
     pub(super) fn empty_all(&self, lease: Lease) -> Option<bool> {
         self.locked(self.lock_of_regions(), lease, || {
             // From here on nobody begins to write.
-            self.head(ACTIVE).store(NONE, Ordering::SeqCst);
-            let mut free = None;
-            let mut all = true;
+            let before = self.head(ACTIVE).swap(NONE, Ordering::SeqCst);
+            let (mut free, mut kept) = (None, None);
             for r in 0..self.geometry().regions {
-                let raised = self.raise(r);
-                all &= raised;
-                // Where somebody is writing, its record is gone, but not the room that it takes.
-                if raised && !self.is_written(r) {
+                if !self.raise(r) {
+                    kept = kept.or(Some(r));
+                } else if !self.is_written(r) {
                     self.region(r, CURSOR).store(0, Ordering::Relaxed);
                     free = free.or(Some(r));
                 }
+                // Else its records are gone, but not yet the room: who wants it looks again.
             }
-            self.head(ACTIVE).store(free.unwrap_or(0), Ordering::SeqCst);
-            all
+            // What could not be emptied goes on as it was.
+            let active = free.or(kept.filter(|&r| r == before));
+            let none = if broken(Fault::LoseRoom) { 0 } else { NONE };
+            self.head(ACTIVE).store(active.unwrap_or(none), Ordering::SeqCst);
+            kept.is_none()
         })
     }
 

@@ -158,17 +158,44 @@ fn what_is_being_written_while_the_store_is_cleared_is_gone_and_keeps_its_room()
         let words = super::format::pack(reserved.at, 100, 0, reserved.generation);
         store.announce(1, words);
         store.clear().unwrap();
-        // Somebody else stores meanwhile, and does not get the room of the one who is still writing.
-        assert_eq!(put(&store, 2, &[2; 100]), Put::Stored);
-        let other = store.find(2).unwrap();
-        assert_ne!(other.at as u64, store.layout().data_at + reserved.at);
+        // Somebody else does not get the room of the one who is still writing: other room, or none.
+        let meanwhile = if recycle { Put::Stored } else { Put::NoRoom };
+        assert_eq!(put(&store, 2, &[2; 100]), meanwhile);
+        let other = store.find(2).map(|found| found.at as u64);
+        assert_ne!(other, Some(store.layout().data_at + reserved.at));
         store.count_record(reserved.region, reserved.generation);
         store.publish(1, words);
         drop(reserved);
         store.abandon(1);
-        assert_eq!((store.find(1), store.stats().filled), (None, 1));
+        assert_eq!((store.find(1), store.stats().filled), (None, u64::from(recycle)));
         store.clear().unwrap();
         assert_eq!(store.stats().used_bytes, 0);
+    }
+}
+
+#[test]
+fn the_room_of_a_cleared_store_is_there_once_who_wrote_is_done_or_dead() {
+    for dies in [false, true] {
+        let store = store(1 << 20, 10, false);
+        let longest = (store.longest() - RECORD_ALIGN) as usize;
+        let writes = |then: &dyn Fn()| {
+            let lease = store.lease().unwrap();
+            let reserved = store.reserve(lease, longest as u64).unwrap();
+            store.clear().unwrap();
+            assert_eq!(put(&store, 1, &[1; 10]), Put::NoRoom);
+            then();
+            drop(reserved);
+        };
+        if dies {
+            // SAFETY: ends this child.
+            assert_eq!(in_child(|| writes(&|| unsafe { libc::_exit(0) })), 0);
+        } else {
+            writes(&|| ());
+        }
+        // All of it, and nobody clears again.
+        assert_eq!(put(&store, 2, &vec![2; longest]), Put::Stored);
+        assert_eq!(get(&store, 2), Some(vec![2; longest]));
+        assert_eq!((store.stats().filled, store.stats().evicted), (1, 0));
     }
 }
 
