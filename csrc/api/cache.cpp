@@ -191,7 +191,7 @@ void Cache::clear() const {
 }
 
 Stats Cache::stats() const {
-  const auto s = handle_->stats();
+  const auto s = translated([&] { return handle_->stats(); });
   const auto count = [](uint64_t n) { return static_cast<int64_t>(n); };
   return {.hits = count(s.hits),
           .misses = count(s.misses),

@@ -56,11 +56,17 @@ class Cache {
   at::Tensor states() const;
   void clear() const;
   Stats stats() const;
-  std::string frozen_reason() const { return std::string(handle_->frozen_reason()); }
+  std::string frozen_reason() const {
+    return translated([&] { return std::string(handle_->frozen_reason()); });
+  }
   const bridge::Geometry& geometry() const { return geometry_; }
-  bridge::Location location() const { return handle_->location(); }
+  bridge::Location location() const {
+    return translated([&] { return handle_->location(); });
+  }
   // What leads here again, or to an equal cache if this one is gone.
-  bridge::Options options() const { return handle_->options(); }
+  bridge::Options options() const {
+    return translated([&] { return handle_->options(); });
+  }
   at::IntArrayRef sizes() const { return sizes_; }
   at::ScalarType dtype() const { return static_cast<at::ScalarType>(geometry_.dtype); }
 

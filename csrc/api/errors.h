@@ -18,6 +18,11 @@ class PathError : public c10::Error {
   int number;
 };
 
+// The caller asked to be let go (interrupt.h), and knows why.
+class Interrupted : public c10::Error {
+  using c10::Error::Error;
+};
+
 // Throws `error` as the type its kind asks for. The core writes "<kind>\x1f<message>".
 [[noreturn]] inline void rethrow(const ::rust::Error& error) {
   std::string text = error.what();
@@ -30,6 +35,7 @@ class PathError : public c10::Error {
   if (kind == "index") throw c10::IndexError(here, std::move(message));
   if (kind == "space") throw SpaceError(here, std::move(message));
   if (kind == "system") throw SystemError(here, std::move(message));
+  if (kind == "interrupted") throw Interrupted(here, std::move(message));
   if (kind.starts_with("errno"))
     throw PathError(here, std::move(message), std::stoi(kind.substr(5)));
   throw c10::Error(here, std::move(message));

@@ -17,7 +17,9 @@ bool is_collated_otherwise(const Schema& schema) {
   static PyObject* changed = nullptr;  // the kinds that it says something else of, as bytes
   Ref now = checked(PyObject_GetAttr(KEPT("stocache._torch.collation", "torchs"),
                                      NAME("default_collate_fn_map")));
-  const int same = last ? PyObject_RichCompareBool(now.get(), last, Py_EQ) : 0;
+  // Ours while it is compared: that runs code of the user's, which may come back here.
+  Ref before = Ref::to(last);
+  const int same = before ? PyObject_RichCompareBool(now.get(), before.get(), Py_EQ) : 0;
   check(same);
   if (!same) {
     // A copy: that of torch is changed in place.
@@ -70,7 +72,7 @@ Ref Collation::strings(bool text, bool as_tuple) {
   const auto rows = static_cast<Py_ssize_t>(batch_->rows());
   Ref made = checked(as_tuple ? PyTuple_New(rows) : PyList_New(rows));
   for (Py_ssize_t row = 0; row < rows; ++row) {
-    const auto found = batch_->text(static_cast<size_t>(row), column);
+    const auto found = translated([&] { return batch_->text(static_cast<size_t>(row), column); });
     PyObject* item =
         (text ? make_text(found.data(), found.size()) : make_bytes(found.data(), found.size()))
             .release();
@@ -107,7 +109,7 @@ Ref Collation::node(bool in_sequence) {
       return list(node.count, column);
     case Kind::Ints:
     case Kind::Floats:
-      return list(batch_->numbers_in(node.leaf), column);
+      return list(translated([&] { return batch_->numbers_in(node.leaf); }), column);
     case Kind::Dict:
     case Kind::OrderedDict:
       return make_dict(schema, node, next_node_, [&] { return this->node(false); });

@@ -159,11 +159,10 @@ PyObject* contains(PyObject* self, PyObject* argument) {
 PyObject* names(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto cache = opened(self);
-    ::rust::Vec<uint8_t> joined;
-    {
+    const auto joined = translated([&] {
       WithoutGil free;
-      joined = (*cache)->names();
-    }
+      return (*cache)->names();
+    });
     return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(joined.data()),
                                      static_cast<Py_ssize_t>(joined.size()));
   });
@@ -184,18 +183,18 @@ PyObject* verify(PyObject* self, PyObject* argument) {
 PyObject* clear(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto cache = opened(self);
-    uint64_t removed = 0;
-    {
+    const uint64_t removed = translated([&] {
       WithoutGil free;
-      removed = (*cache)->clear();
-    }
+      return (*cache)->clear();
+    });
     return PyLong_FromUnsignedLongLong(removed);
   });
 }
 
 PyObject* stats(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    const auto s = (*opened(self))->stats();
+    const auto cache = opened(self);
+    const auto s = translated([&] { return (*cache)->stats(); });
     return Py_BuildValue("{s:K,s:K,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "hits", s.hits,
                          "copies", s.copies, "copied_bytes", s.copied_bytes, "copy_seconds",
                          static_cast<double>(s.copy_nanos) * 1e-9, "waits", s.waits, "passed",

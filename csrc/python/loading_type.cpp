@@ -83,6 +83,10 @@ PyObject* begin(PyObject* self, PyObject* argument) {
     mine->claimed.reserve(mine->claimed.size() + 1);  // what is claimed can be noted
     const auto claim = mine->cache->records().begin(index);
     if (claim == bridge::Claim::LoadAndStore) mine->claimed.push_back(index);
+    if (claim == bridge::Claim::LoadOnly) {
+      const std::string why = mine->cache->news();
+      if (!why.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, why.c_str(), 1) != 0) return nullptr;
+    }
     return PyObject_GetAttrString(claims, word(claim));
   });
 }
@@ -102,7 +106,7 @@ PyObject* put(PyObject* self, PyObject* args) {
     const auto cache = mine->cache;
     const auto done = cache->put(index, sample, allow_pickle);  // ends the claim in any case
     if (done == bridge::Put::Froze) {
-      const std::string why(cache->records().frozen_reason());
+      const std::string why(translated([&] { return cache->records().frozen_reason(); }));
       if (PyErr_WarnEx(PyExc_RuntimeWarning, why.c_str(), 1) != 0) return nullptr;
     }
     return PyObject_GetAttrString(puts, word(done));

@@ -3,6 +3,7 @@
 #include <Python.h>
 // Python.h stays first.
 #include "api/errors.h"
+#include "api/interrupt.h"
 #include "codec/codec.h"
 #include "python/cache_type.h"
 #include "python/files_type.h"
@@ -62,11 +63,10 @@ PyObject* text_of(const rust::String& text) {
 // list_caches(): a dict for every cache of the node.
 PyObject* list_caches(PyObject*, PyObject*) {
   return guarded([&]() -> PyObject* {
-    rust::Vec<bridge::Listed> found;
-    {
+    const auto found = translated([&] {
       python::WithoutGil free;
-      found = bridge::list_caches();
-    }
+      return bridge::list_caches();
+    });
     PyObject* list = PyList_New(0);
     for (const auto& each : found) {
       PyObject* pids = PyList_New(0);
@@ -130,6 +130,7 @@ PyModuleDef module_def = {
 }  // namespace
 
 PyMODINIT_FUNC PyInit__C() {
+  ask_with(&python::WithoutGil::is_interrupted);
   PyObject* module = PyModule_Create(&module_def);
   const bool good = module && python::add_cache(module) && python::add_records(module) &&
                     codec::add_codec(module) && python::add_files(module);

@@ -90,15 +90,17 @@ PyObject* RecordCache::get(int64_t index, bool allow_pickle) {
 }
 
 bridge::Put RecordCache::put(int64_t index, PyObject* sample, bool allow_pickle) {
-  codec::Encoded encoded;
-  uint16_t number = 0;
-  try {
-    encoded = codec::encode(sample, allow_pickle);
-    number = number_of(encoded.schema);
-  } catch (...) {
-    records_->abandon(index);
-    throw;
-  }
+  // The claim ends here whatever goes wrong, and once: another thread of this process may claim the
+  // sample at once, under the same lease.
+  struct Claimed {
+    const bridge::Records* records;
+    int64_t index;
+    ~Claimed() {
+      if (records) records->abandon(index);
+    }
+  } claimed{&*records_, index};
+  const auto encoded = codec::encode(sample, allow_pickle);
+  const uint16_t number = number_of(encoded.schema);
   std::string head;
   std::vector<bridge::Part> parts;
   parts.reserve(encoded.parts.size() + 1);
@@ -111,6 +113,7 @@ bridge::Put RecordCache::put(int64_t index, PyObject* sample, bool allow_pickle)
   }
   return translated([&] {
     WithoutGil free;
+    claimed.records = nullptr;  // `fill` ends it in any case
     return records_->fill(index, number, {parts.data(), parts.size()});
   });
 }
@@ -137,6 +140,12 @@ PyObject* RecordCache::collate(const std::vector<int64_t>& indices, int64_t thre
   PyObject* made = collation.finish();
   records_->note(indices.size() - std::min<uint64_t>(counted, indices.size()), 0);
   return made;
+}
+
+std::string RecordCache::news() {
+  std::string why = told_ ? "" : std::string(records_->cut_off());
+  told_ = told_ || !why.empty();
+  return why;
 }
 
 std::optional<bool> RecordCache::differs(int64_t index, PyObject* sample, bool allow_pickle) {

@@ -36,6 +36,8 @@ class RecordCache {
   // Of the samples, `counted` were counted as they came; the others are hits.
   PyObject* collate(const std::vector<int64_t>& indices, int64_t threads, bool shared,
                     uint64_t counted);
+  // Why nothing can be stored from this process, once; empty if something can.
+  std::string news();
   // Whether the stored sample differs from this one; nothing if it is not there.
   std::optional<bool> differs(int64_t index, PyObject* sample, bool allow_pickle);
 
@@ -52,6 +54,7 @@ class RecordCache {
   std::vector<Schema> schemas_;
   std::unordered_map<std::string, uint16_t> numbers_;
   Buffers buffers_;
+  bool told_ = false;
 };
 
 }  // namespace stocache

@@ -68,7 +68,8 @@ PyObject* open_records(PyObject* self, PyObject* args) {
 
 PyObject* arguments(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    const auto o = opened(self)->records().options();
+    const auto cache = opened(self);
+    const auto o = translated([&] { return cache->records().options(); });
     return Py_BuildValue("KLsssNsssIi", o.limit_bytes, static_cast<long long>(o.dataset_len),
                          std::string(o.policy).c_str(), std::string(o.name).c_str(),
                          std::string(o.backing).c_str(), PyBool_FromLong(o.keep),
@@ -79,7 +80,8 @@ PyObject* arguments(PyObject* self, PyObject*) {
 
 PyObject* location(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    const auto p = opened(self)->records().location();
+    const auto cache = opened(self);
+    const auto p = translated([&] { return cache->records().location(); });
     return Py_BuildValue("{s:s,s:s,s:s,s:s}", "name", std::string(p.name).c_str(), "path",
                          std::string(p.path).c_str(), "backing", std::string(p.backing).c_str(),
                          "opened", std::string(p.opened).c_str());
@@ -158,6 +160,7 @@ PyObject* wait(PyObject* self, PyObject* args) {
       WithoutGil free;
       cache->records().wait(index, static_cast<uint64_t>(seconds * 1e9));
     }
+    if (PyErr_Occurred()) return nullptr;  // interrupted
     Py_RETURN_NONE;
   });
 }
@@ -210,7 +213,8 @@ PyObject* is_first_to_tell(PyObject* self, PyObject* argument) {
 
 PyObject* stats(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    const auto s = opened(self)->records().stats();
+    const auto cache = opened(self);
+    const auto s = translated([&] { return cache->records().stats(); });
     return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N}",
                          "hits", s.hits, "misses", s.misses, "fills", s.fills, "bytes", s.bytes,
                          "waits", s.waits, "lost", s.lost, "dropped", s.dropped, "loads", s.loads,

@@ -57,6 +57,23 @@ bool to_vector(PyObject* tuple, std::vector<int64_t>& numbers) {
   return true;
 }
 
+// Whether so many elements hold the last one of such a tensor, whatever the message says: no step
+// of the sum may wrap.
+bool lies_within(uint64_t elements, at::IntArrayRef sizes, at::IntArrayRef strides,
+                 int64_t offset) {
+  if (offset < 0 || sizes.size() != strides.size()) return false;
+  int64_t last = offset, count = 1;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    int64_t step = 0;
+    if (sizes[i] < 1 || strides[i] < 0 || __builtin_mul_overflow(sizes[i] - 1, strides[i], &step) ||
+        __builtin_add_overflow(last, step, &last) ||
+        __builtin_mul_overflow(count, sizes[i], &count)) {
+      return false;
+    }
+  }
+  return static_cast<uint64_t>(last) < elements;
+}
+
 PyObject* batch_ticket(PyObject*, PyObject* argument) {
   if (!THPVariable_Check(argument)) Py_RETURN_NONE;
   return guarded([&]() -> PyObject* {
@@ -100,16 +117,8 @@ PyObject* batch_tensor(PyObject*, PyObject* args) {
   ticket.serial = serial;
   return guarded([&] {
     const auto type = c10::scalarTypeToTypeMeta(reinterpret_cast<THPDtype*>(dtype)->scalar_type);
-    // The last element must lie in the buffer, whatever the message says.
-    int64_t last = offset;
-    bool fits = offset >= 0 && sizes.size() == strides.size();
-    for (size_t i = 0; fits && i < sizes.size(); ++i) {
-      fits = sizes[i] >= 1 && strides[i] >= 0 && sizes[i] <= INT32_MAX &&
-             strides[i] <= INT64_MAX / INT32_MAX;
-      last += fits ? (sizes[i] - 1) * strides[i] : 0;
-    }
-    fits = fits && last >= 0 && static_cast<uint64_t>(last) < bytes / type.itemsize();
-    TORCH_CHECK_VALUE(fits, "the message describes a batch that does not fit its memory");
+    TORCH_CHECK_VALUE(lies_within(bytes / type.itemsize(), sizes, strides, offset),
+                      "the message describes a batch that does not fit its memory");
     uint8_t* data = translated([&] { return bridge::receive_batch(ticket); });
     auto storage = storage_over(memory_of(data, data, &drop_batch), bytes);
     return THPVariable_Wrap(tensor_over(std::move(storage), sizes, type, strides, offset));

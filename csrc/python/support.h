@@ -5,24 +5,61 @@
 // Python.h stays first.
 #include <stocache/errors.h>
 #include <torch/csrc/Exceptions.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <string>
+
+#include "api/errors.h"
 
 namespace stocache::python {
 
 // Releases the GIL for its lifetime, if that is worth it.
 class WithoutGil {
  public:
-  explicit WithoutGil(bool really = true) : state_(really ? PyEval_SaveThread() : nullptr) {}
+  explicit WithoutGil(bool really = true) {
+    if (really) here = state_ = PyEval_SaveThread();
+  }
   ~WithoutGil() {
-    if (state_) PyEval_RestoreThread(state_);
+    if (state_) take_back();
   }
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
 
+  // Handles signals, if this thread gave up the GIL and is the one that does. True if a handler
+  // raised, as that of Ctrl-C does: then the error is pending, and the call is to end.
+  static bool is_interrupted() {
+    PyThreadState* const state = here;
+    if (!state) return false;
+    here = nullptr;  // while a handler runs
+    take(state);
+    const bool raised = PyErr_Occurred() || PyErr_CheckSignals() != 0;
+    here = PyEval_SaveThread();
+    return raised;
+  }
+
  private:
-  PyThreadState* state_;
+  void take_back() {
+    here = nullptr;
+    take(state_);
+  }
+
+  // While the interpreter ends, no other thread gets the GIL any more. Up to Python 3.13 who asks
+  // for it is ended by pthread_exit, which unwinds the stack: through functions that let nothing
+  // through, C++'s destructors and Rust's, which ends the process with a message and without its
+  // exit handlers. So the thread stays here instead, as from Python 3.14 on, until the process has
+  // ended.
+  static void take(PyThreadState* state) noexcept {
+    try {
+      PyEval_RestoreThread(state);
+    } catch (...) {
+      while (true) pause();
+    }
+  }
+
+  PyThreadState* state_ = nullptr;
+  // That of this thread, while it has given up the GIL here.
+  static inline thread_local PyThreadState* here = nullptr;
 };
 
 // Runs `act`; what it throws becomes the Python exception of the same meaning.
@@ -33,6 +70,9 @@ PyObject* guarded(Act&& act) {
     return act();
   } catch (const SpaceError& error) {
     PyErr_SetString(PyExc_MemoryError, error.what_without_backtrace());
+    return nullptr;
+  } catch (const Interrupted&) {
+    if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
     return nullptr;
   } catch (const SystemError& error) {
     PyErr_SetString(PyExc_OSError, error.what_without_backtrace());

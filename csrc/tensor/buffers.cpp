@@ -33,13 +33,17 @@ at::Tensor Buffers::take(at::IntArrayRef sizes, caffe2::TypeMeta dtype) {
   if (bytes < kSmallest || busy_.test_and_set(std::memory_order_acquire)) {
     return at::empty(sizes, at::TensorOptions().dtype(dtype));
   }
+  // Given back at the end: what a program put in the place of our memory may run code of its own.
+  std::vector<c10::Storage> gone;
   struct Clear {
     std::atomic_flag& flag;
     ~Clear() { flag.clear(std::memory_order_release); }
   } clear{busy_};
   // Exactly the same size: a larger storage would be carried whole to another process.
   auto fits = [&](const c10::Storage& s) { return s.use_count() == 1 && s.nbytes() == bytes; };
-  std::erase_if(ring_, [](const c10::Storage& s) { return !is_ours(s); });
+  const auto foreign = std::stable_partition(ring_.begin(), ring_.end(), is_ours);
+  gone.assign(std::make_move_iterator(foreign), std::make_move_iterator(ring_.end()));
+  ring_.erase(foreign, ring_.end());
   auto found = std::find_if(ring_.begin(), ring_.end(), fits);
   if (found != ring_.end()) {
     // The count is read without order; who gave up the last reference has also read the bytes.

@@ -786,3 +786,29 @@ def test_closing_the_dataset_under_a_loader_is_an_error_and_no_crash(filled, in_
         return "closed"
 
     assert in_child(scenario) == "closed"
+
+
+def test_a_message_about_a_batch_that_does_not_fit_its_memory_is_refused(cached):
+    """Also where the sum of its strides wraps to something small."""
+    dataset = cached([torch.zeros(4096) for _ in range(8)])
+    assert dataset.warm(progress=False).filled == 8
+    batch = dataset._records.collate(range(8), 1, True, 0)
+    *where, sizes, strides, offset = _C.batch_ticket(batch)
+    assert (sizes, strides, offset) == ((8, 4096), (4096, 1), 0)
+    wrong = [
+        (sizes, strides, 1),
+        ((8, 4097), strides, 0),
+        (sizes, (4097, 1), 0),
+        (sizes, strides, -1),
+        (sizes, (4096, -1), 0),
+        ((0, 4096), strides, 0),
+        (sizes, (4096,), 0),
+        (((1 << 30) + 1,) * 4, (1 << 32,) * 4, 0),  # 2**64 in all
+        (((1 << 31) - 1,) * 3, (0, 0, 0), 0),  # and more elements than can be counted
+        ((2, 8, 4096), ((1 << 63) - 1, 4096, 1), 1),
+    ]
+    for described in wrong:
+        with pytest.raises(ValueError, match="does not fit its memory"):
+            _C.batch_tensor(*where, *described)
+    # The control: what was sent is what fits.
+    assert torch.equal(_C.batch_tensor(*where, sizes, strides, offset), batch)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
+import subprocess
 import sys
 import threading
 
@@ -195,3 +197,54 @@ def test_words_can_be_pickled_and_objects_cannot_be_made_up():
     ]  # fmt: skip
     with pytest.raises(TypeError):
         _C.Loading()
+
+
+# Makes one allocation of C++ fail: the one after `n` others.
+FAILS = """
+#include <cstdlib>
+#include <new>
+
+static thread_local long left = -1;
+extern "C" void fail_after(long n) { left = n; }
+void* operator new(std::size_t bytes) {
+  if (left >= 0 && left-- == 0) throw std::bad_alloc();
+  if (void* memory = std::malloc(bytes ? bytes : 1)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+"""
+SHORT_OF_MEMORY = """
+import ctypes, sys
+import torch
+from stocache import _C
+
+fails = ctypes.PyDLL(sys.argv[1])
+store = _C.Records()
+store.open(1 << 20, 100, "freeze", "", "memfd", False, "", "no", "", 0, -1)
+loading, sample = store.loading(), (torch.arange(3), "text", [1, 2])
+for n in range(10_000):
+    # It was given back, whatever failed.
+    assert loading.begin(1) is _C.Claim.LOAD_AND_STORE, n
+    try:
+        fails.fail_after(ctypes.c_long(n))
+        outcome = loading.put(1, sample, False)
+        break
+    except (MemoryError, RuntimeError):
+        pass
+    finally:
+        fails.fail_after(ctypes.c_long(-1))
+print(n, outcome.name)
+"""
+
+
+def test_a_claim_ends_wherever_memory_runs_out(run_script, tmp_path):
+    compiler = shutil.which("c++")
+    if not compiler:
+        pytest.skip("no C++ compiler: allocations that fail are not covered")
+    source, library = tmp_path / "fails.cpp", tmp_path / "fails.so"
+    source.write_text(FAILS)
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    answer = run_script(SHORT_OF_MEMORY, library, env={"LD_PRELOAD": str(library)}).stdout
+    failed, outcome = answer.split()
+    assert int(failed) > 5 and outcome == "STORED"

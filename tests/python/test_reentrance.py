@@ -213,21 +213,30 @@ def test_a_thread_that_closes_while_others_use_the_cache(run):
     run("""
 stop = False
 made = [slots(), records()]
+failed = []
 
 def use():
-    while not stop:
-        cache, store = made
-        with closed_is_told():
-            cache.get_many([0, 1, 2, 3])
-            cache.set_many([0, 1], torch.zeros(2, 4, dtype=torch.uint8))
-            cache.get_slot(0)
-            cache.stats()
-        with closed_is_told():
-            if store.begin(0) == "mine":
-                store.put(0, torch.zeros(200_000), False)
-            store.get(0, False)
-            store.collate([0, 0], 2, False, 0)
-            store.clear()
+    try:
+        while not stop:
+            used()
+    except BaseException as error:
+        failed.append(error)
+        raise
+
+def used():
+    cache, store = made
+    with closed_is_told():
+        cache.get_many([0, 1, 2, 3])
+        cache.set_many([0, 1], torch.zeros(2, 4, dtype=torch.uint8))
+        cache.get_slot(0)
+        cache.stats()
+    with closed_is_told():
+        with store.loading() as loading:
+            if loading.begin(0) is _C.Claim.LOAD_AND_STORE:
+                loading.put(0, torch.zeros(200_000), False)
+        store.get(0, False)
+        store.collate([0, 0], 2, False, 0)
+        store.clear()
 
 threads = [threading.Thread(target=use) for _ in range(3)]
 for thread in threads:
@@ -242,6 +251,7 @@ for thread in threads:
     thread.join()
 for cache in made:
     cache.close()
+assert not failed, failed
 """)
 
 
@@ -343,3 +353,49 @@ for size in (40, 200, 2000):
     print(8 in ctypes.string_at(memory + 32, size - 40))
 """)
     assert out.split() == ["False"] * 3
+
+
+# A function in torch's map of collate functions that says it is equal to the one before, and
+# meanwhile collates: that finds the next one to differ, and replaces what the outer comparison
+# looks at.
+COMPARES = """
+from torch.utils.data._utils.collate import default_collate_fn_map as functions
+
+class Function:
+    def __init__(self, looks):
+        self.looks = looks
+
+    def __call__(self, batch, *, collate_fn_map=None):
+        return batch
+
+    def __eq__(self, other):
+        if self.looks == 0:
+            return self is other
+        self.looks = 0
+        store.collate([0, 1], 1, False, 0)
+        gc.collect()
+        return True
+
+    __hash__ = object.__hash__
+
+store = records()
+with store.loading() as loading:
+    for i in range(2):
+        loading.begin(i)
+        loading.put(i, torch.zeros(4), False)
+kinds = [type(f"Own{i}", (), {}) for i in range(20)]
+for round in range(20):
+    # Other objects under the same keys: compared, and not the same.
+    functions.update({kind: Function({looks}) for kind in kinds})
+    batch = store.collate([0, 1], 1, False, 0)
+    assert batch.shape == (2, 4), batch
+print("done")
+"""
+
+
+def test_a_comparison_that_replaces_what_is_compared(run):
+    assert run(COMPARES.replace("{looks}", "1")) == "done\n"
+
+
+def test_control_a_comparison_that_replaces_nothing(run):
+    assert run(COMPARES.replace("{looks}", "0")) == "done\n"

@@ -17,6 +17,8 @@ pub enum Kind {
     State,
     /// The operating system said no.
     System,
+    /// The caller asked to be let go; it knows why.
+    Interrupted,
     /// The operating system said no about a file of the caller's, with this number; the message is
     /// its path alone.
     Errno(i32),
@@ -33,6 +35,7 @@ impl Kind {
             Kind::Refused => "refused",
             Kind::State => "state",
             Kind::System => "system",
+            Kind::Interrupted => "interrupted",
             Kind::Errno(_) => "errno",
         }
     }
@@ -107,13 +110,25 @@ impl Error {
                 Kind::Argument,
                 format!("the {what}'s memory cannot be read; use ordinary tensors"),
             )),
-            Errno::BADF => Some(Self::new(
-                Kind::State,
-                "this process closed a descriptor of the cache, which it does not own; \
-                 construct the cache after closing descriptors",
-            )),
+            Errno::BADF => Some(Self::closed()),
             _ => None,
         }
+    }
+
+    /// The program closed a descriptor that is ours.
+    #[cfg(not(loom))]
+    pub(crate) fn closed() -> Self {
+        Self::new(
+            Kind::State,
+            "this process closed a descriptor of the cache, which it does not own; \
+             construct the cache after closing descriptors",
+        )
+    }
+
+    /// The caller asked to be let go.
+    #[cfg(not(loom))]
+    pub(crate) fn interrupted() -> Self {
+        Self::new(Kind::Interrupted, "interrupted")
     }
 }
 

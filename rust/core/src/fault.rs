@@ -232,7 +232,13 @@ mod controls {
 
     #[test]
     fn letting_a_panic_through_is_caught() {
-        is_caught(Fault::NoGuard, &["guard::tests::a_panic_is_an_error_with_its_words"]);
+        is_caught(
+            Fault::NoGuard,
+            &[
+                "guard::tests::a_panic_is_an_error_with_its_words",
+                "guard::tests::a_panic_is_the_answer_of_who_cannot_say_so",
+            ],
+        );
     }
 
     #[test]

@@ -73,5 +73,5 @@ pub use sys::huge_pages::HugePages;
 pub use sys::mapping::Mapping;
 
 pub use error::{Error, Kind, Result};
-pub use guard::guard;
+pub use guard::{calm, guard};
 pub use segment::layout::{Geometry, RecordsGeometry, SlotsGeometry};

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // holds, records and columns cross as pointers
 
 use crate::bridge::ffi;
-use crate::guard::{Crossing, guard};
+use crate::guard::{Crossing, calm, guard};
 use crate::records::Records;
 use crate::schema::Schema;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub struct Batch(batches::Batch);
 
 /// The records of these samples; without rows if one is not there or they are not of one schema.
 pub fn find_batch(records: &Records, indices: &[i64]) -> Box<Batch> {
-    let found = batches::Batch::find(records.store(), indices);
+    let found = calm(None, || batches::Batch::find(records.store(), indices));
     // SAFETY: no rows.
     Box::new(Batch(found.unwrap_or_else(|| unsafe { batches::Batch::over(Vec::new()) })))
 }
@@ -38,7 +38,7 @@ impl Batch {
     }
 
     pub fn lay_out(&mut self, schema: &Schema) -> bool {
-        self.0.lay_out(Arc::clone(schema.parsed()))
+        calm(false, || self.0.lay_out(Arc::clone(schema.parsed())))
     }
 
     pub fn columns(&self) -> Vec<ffi::Column> {
@@ -49,8 +49,8 @@ impl Batch {
         self.0.columns().iter().map(column).collect()
     }
 
-    pub fn numbers_in(&self, leaf: u32) -> usize {
-        self.0.numbers_in(leaf)
+    pub fn numbers_in(&self, leaf: u32) -> Result<usize, Crossing> {
+        guard(|| Ok(self.0.numbers_in(leaf)))
     }
 
     pub fn bytes(&self) -> usize {
@@ -76,20 +76,23 @@ impl Batch {
     }
 
     /// A string of a row, after the copy.
-    pub fn text(&self, row: usize, column: usize) -> &[u8] {
-        let text = self.0.texts()[row * self.0.texts_per_row() + column];
-        &self.0.text_bytes()[text.at..][..text.len]
+    pub fn text(&self, row: usize, column: usize) -> Result<&[u8], Crossing> {
+        guard(|| {
+            let text = self.0.texts()[row * self.0.texts_per_row() + column];
+            Ok(&self.0.text_bytes()[text.at..][..text.len])
+        })
     }
 }
 
 /// A buffer that nobody else holds, or null.
 pub fn take_batch(bytes: usize) -> *mut u8 {
-    batches::take(bytes).map_or(std::ptr::null_mut(), |buffer| buffer.into_raw().cast())
+    let taken = calm(None, || batches::take(bytes));
+    taken.map_or(std::ptr::null_mut(), |buffer| buffer.into_raw().cast())
 }
 
 /// Gives back what is kept of makers that are gone.
 pub fn give_back_batches() {
-    batches::give_back();
+    calm((), batches::give_back);
 }
 
 /// Ends a hold.
@@ -98,7 +101,7 @@ pub fn give_back_batches() {
 /// `data` must come from `take_batch` or `receive_batch`, and be used once.
 pub unsafe fn drop_batch(data: *mut u8) {
     // SAFETY: by the caller's promise.
-    drop(unsafe { Buffer::from_raw(data.cast()) });
+    calm((), || drop(unsafe { Buffer::from_raw(data.cast()) }));
 }
 
 /// A ticket for the buffer that holds `data`; no bytes if there is none, or no ticket can be had.
@@ -106,7 +109,7 @@ pub unsafe fn drop_batch(data: *mut u8) {
 /// # Safety
 /// None is needed; cxx asks for it because of the pointer, which is only compared.
 pub unsafe fn send_batch(data: *const u8) -> ffi::Ticket {
-    let sent = batches::holding(data).and_then(|buffer| buffer.send().ok());
+    let sent = calm(None, || batches::holding(data).and_then(|buffer| buffer.send().ok()));
     match sent {
         Some(Ticket { pid, fd, instance, bytes, serial }) => {
             ffi::Ticket { pid, fd, instance, bytes, serial }

@@ -8,7 +8,9 @@ use crate::batches::{
 pub use crate::files::Files;
 use crate::files::open_files;
 pub use crate::handle::{Handle, Pin};
-use crate::handle::{by_name, fingerprint_of, free_memory, join, open, release, sweep, unpin};
+use crate::handle::{
+    ask_cpp, by_name, fingerprint_of, free_memory, join, open, release, sweep, unpin,
+};
 use crate::node::{describe_cache, list_caches, remove_cache};
 pub use crate::records::Records;
 use crate::records::open_records;
@@ -402,14 +404,16 @@ pub mod ffi {
         fn release(name: &str) -> bool;
         fn fingerprint_of(text: &[u8]) -> String;
         fn sweep() -> Vec<String>;
+        /// From now on waits ask `is_interrupted` whether they are to end.
+        fn ask_cpp();
         /// Bytes that the machine and the memory cgroup leave.
         fn free_memory() -> u64;
         unsafe fn unpin(pin: *mut Pin);
 
         fn hold(self: &Handle);
         fn geometry(self: &Handle) -> Geometry;
-        fn location(self: &Handle) -> Location;
-        fn options(self: &Handle) -> Options;
+        fn location(self: &Handle) -> Result<Location>;
+        fn options(self: &Handle) -> Result<Options>;
         fn pin(self: &Handle) -> *mut Pin;
         fn look(self: &Handle, index: i64) -> Found;
         fn base(self: &Handle) -> *mut u8;
@@ -432,12 +436,12 @@ pub mod ffi {
         fn array(self: &Handle) -> Result<UniquePtr<Tensor>>;
         fn states(self: &Handle) -> Result<UniquePtr<Tensor>>;
         fn clear(self: &Handle) -> Result<()>;
-        fn stats(self: &Handle) -> Stats;
-        fn frozen_reason(self: &Handle) -> String;
+        fn stats(self: &Handle) -> Result<Stats>;
+        fn frozen_reason(self: &Handle) -> Result<String>;
     }
 
     extern "Rust" {
-        fn list_caches() -> Vec<Listed>;
+        fn list_caches() -> Result<Vec<Listed>>;
         /// The files that went.
         fn remove_cache(name: &str, force: bool) -> Result<Vec<String>>;
         fn describe_cache(name: &str, text: &str) -> Result<()>;
@@ -469,16 +473,18 @@ pub mod ffi {
         fn note_unsupported(self: &Records, samples: u64);
         fn is_first_to_tell(self: &Records, what: u32) -> bool;
         fn begin(self: &Records, i: i64) -> Claim;
+        /// Why nothing can be stored from this process; empty if something can.
+        fn cut_off(self: &Records) -> String;
         fn wait(self: &Records, i: i64, nanos: u64);
         fn abandon(self: &Records, i: i64);
         unsafe fn fill(self: &Records, i: i64, schema: u16, parts: &[Part]) -> Result<Put>;
         fn intern(self: &Records, schema: &[u8]) -> u16;
         fn schema(self: &Records, number: u16) -> Vec<u8>;
         fn clear(self: &Records) -> Result<()>;
-        fn stats(self: &Records) -> RecordStats;
-        fn frozen_reason(self: &Records) -> String;
-        fn location(self: &Records) -> Location;
-        fn options(self: &Records) -> RecordOptions;
+        fn stats(self: &Records) -> Result<RecordStats>;
+        fn frozen_reason(self: &Records) -> Result<String>;
+        fn location(self: &Records) -> Result<Location>;
+        fn options(self: &Records) -> Result<RecordOptions>;
     }
 
     extern "Rust" {
@@ -523,12 +529,12 @@ pub mod ffi {
         fn lay_out(self: &mut Batch, schema: &Schema) -> bool;
         fn columns(self: &Batch) -> Vec<Column>;
         /// How long the lists of numbers of this payload are.
-        fn numbers_in(self: &Batch, leaf: u32) -> usize;
+        fn numbers_in(self: &Batch, leaf: u32) -> Result<usize>;
         /// How many bytes `copy` moves.
         fn bytes(self: &Batch) -> usize;
         unsafe fn copy(self: &mut Batch, to: &[Target], threads: usize) -> Result<Gathered>;
         /// A string of a row, after the copy.
-        fn text(self: &Batch, row: usize, column: usize) -> &[u8];
+        fn text(self: &Batch, row: usize, column: usize) -> Result<&[u8]>;
     }
 
     extern "Rust" {
@@ -544,10 +550,10 @@ pub mod ffi {
         fn source_of(self: &Files, name: &[u8]) -> Vec<u8>;
         fn contains(self: &Files, name: &[u8]) -> bool;
         /// Each followed by a zero byte.
-        fn names(self: &Files) -> Vec<u8>;
+        fn names(self: &Files) -> Result<Vec<u8>>;
         fn verify(self: &Files, name: &[u8]) -> Result<Compared>;
-        fn clear(self: &Files) -> u64;
-        fn stats(self: &Files) -> FileStats;
+        fn clear(self: &Files) -> Result<u64>;
+        fn stats(self: &Files) -> Result<FileStats>;
         fn folder(self: &Files) -> Vec<u8>;
         /// Why nothing is cached; empty if something is.
         fn trouble(self: &Files) -> String;
@@ -556,7 +562,11 @@ pub mod ffi {
     }
 
     unsafe extern "C++" {
+        include!("api/interrupt.h");
         include!("tensor/tensor.h");
+
+        /// Whether who called from this thread wants to be let go.
+        fn is_interrupted() -> bool;
 
         #[namespace = "at"]
         type Tensor;

@@ -1,7 +1,7 @@
 //! A cache of files as C++ holds it.
 
 use crate::bridge::ffi;
-use crate::guard::{Crossing, guard};
+use crate::guard::{Crossing, calm, guard};
 use crate::handle::unknown;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -51,7 +51,7 @@ fn path_to(served: Served) -> ffi::PathTo {
 
 impl Files {
     pub fn hit(&self, name: &[u8]) -> Vec<u8> {
-        self.0.hit(name).unwrap_or_default()
+        calm(Vec::new(), || self.0.hit(name).unwrap_or_default())
     }
 
     pub fn fetch(&self, name: &[u8]) -> Result<ffi::PathTo> {
@@ -67,16 +67,18 @@ impl Files {
     }
 
     pub fn contains(&self, name: &[u8]) -> bool {
-        self.0.contains(name)
+        calm(false, || self.0.contains(name))
     }
 
-    pub fn names(&self) -> Vec<u8> {
-        let mut joined = Vec::new();
-        for name in self.0.names() {
-            joined.extend(name);
-            joined.push(0);
-        }
-        joined
+    pub fn names(&self) -> Result<Vec<u8>> {
+        guard(|| {
+            let mut joined = Vec::new();
+            for name in self.0.names() {
+                joined.extend(name);
+                joined.push(0);
+            }
+            Ok(joined)
+        })
     }
 
     pub fn verify(&self, name: &[u8]) -> Result<ffi::Compared> {
@@ -89,13 +91,13 @@ impl Files {
         })
     }
 
-    pub fn clear(&self) -> u64 {
-        self.0.clear()
+    pub fn clear(&self) -> Result<u64> {
+        guard(|| Ok(self.0.clear()))
     }
 
-    pub fn stats(&self) -> ffi::FileStats {
-        let s = self.0.stats();
-        ffi::FileStats {
+    pub fn stats(&self) -> Result<ffi::FileStats> {
+        let s = guard(|| Ok::<_, Crossing>(self.0.stats()))?;
+        Ok(ffi::FileStats {
             hits: s.hits,
             copies: s.copies,
             copied_bytes: s.copied_bytes,
@@ -108,7 +110,7 @@ impl Files {
             too_large: s.too_large,
             files: s.files,
             bytes: s.bytes,
-        }
+        })
     }
 
     pub fn folder(&self) -> Vec<u8> {
@@ -120,6 +122,6 @@ impl Files {
     }
 
     pub fn news(&self) -> String {
-        self.0.take_news().unwrap_or_default()
+        calm(String::new(), || self.0.take_news().unwrap_or_default())
     }
 }

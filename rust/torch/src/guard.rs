@@ -1,7 +1,7 @@
 //! Nothing panics across the bridge: a panic there is an abort of the trainer.
 
-pub use stocache::guard;
 use stocache::{Error, Kind};
+pub use stocache::{calm, guard};
 
 /// An error as it crosses: the kind's word, a unit separator, the message. `rust_errors.h` splits it.
 /// After "errno" stands its number, and the message is a path.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // tensors over the segment, and the pins that keep it mapped
 
 use crate::bridge::ffi;
-use crate::guard::{Crossing, guard};
+use crate::guard::{Crossing, calm, guard};
 use crate::tensor::{Contents, borrow, flags, indices};
 use cxx::UniquePtr;
 use std::sync::Arc;
@@ -155,7 +155,7 @@ pub fn by_name(name: &str) -> Result<Box<Handle>> {
 
 /// Ends what `by_name` and `hold` began.
 pub fn release(name: &str) -> bool {
-    Cache::release(name)
+    calm(false, || Cache::release(name))
 }
 
 /// What a user says of the data, as caches remember it.
@@ -184,12 +184,17 @@ pub fn location(segment: &Segment, opened: Opened) -> ffi::Location {
 
 /// Bytes that the machine and the memory cgroup leave.
 pub fn free_memory() -> u64 {
-    stocache::sys::limits::memory().free
+    calm(0, || stocache::sys::limits::memory().free)
+}
+
+/// From now on waits end when C++ says so.
+pub fn ask_cpp() {
+    stocache::sys::interrupt::ask_with(ffi::is_interrupted);
 }
 
 /// Removes leftovers of this user.
 pub fn sweep() -> Vec<String> {
-    stocache::remove_leftovers()
+    calm(Vec::new(), stocache::remove_leftovers)
 }
 
 /// Ends what `Handle::pin` began.
@@ -198,13 +203,13 @@ pub fn sweep() -> Vec<String> {
 /// `pin` must come from `Handle::pin` and not be used again.
 pub unsafe fn unpin(pin: *mut Pin) {
     // SAFETY: `pin` came from Arc::into_raw of an Arc<Mapping> (Handle::pin).
-    drop(unsafe { Arc::from_raw(pin.cast_const().cast::<Mapping>()) });
+    calm((), || drop(unsafe { Arc::from_raw(pin.cast_const().cast::<Mapping>()) }));
 }
 
 impl Handle {
     /// Keeps it open for those who know it by name only.
     pub fn hold(&self) {
-        self.cache.hold();
+        calm((), || self.cache.hold());
     }
 
     pub fn geometry(&self) -> ffi::Geometry {
@@ -219,17 +224,17 @@ impl Handle {
         }
     }
 
-    pub fn location(&self) -> ffi::Location {
-        location(self.cache.segment(), self.opened)
+    pub fn location(&self) -> Result<ffi::Location> {
+        guard(|| Ok(location(self.cache.segment(), self.opened)))
     }
 
     /// The options that lead here again, or to an equal cache if this one is gone.
-    pub fn options(&self) -> ffi::Options {
-        let (geometry, location) = (self.cache.geometry(), self.location());
+    pub fn options(&self) -> Result<ffi::Options> {
+        let (geometry, location) = (self.cache.geometry(), self.location()?);
         let header = self.cache.segment().header();
         // Exact: a division by a power of two.
         let limit = geometry.capacity * geometry.slot_bytes + geometry.dataset_len;
-        ffi::Options {
+        Ok(ffi::Options {
             size_limit_gib: limit as f64 / GIB,
             dataset_len: geometry.dataset_len as i64,
             dims: self.dims(),
@@ -245,7 +250,7 @@ impl Handle {
             instance: location.instance,
             pid: location.pid,
             fd: location.fd,
-        }
+        })
     }
 
     /// A reference to the mapping that `unpin` gives back.
@@ -262,7 +267,7 @@ impl Handle {
     #[inline]
     pub fn look(&self, index: i64) -> ffi::Found {
         let nothing = |state| ffi::Found { state, data: std::ptr::null_mut() };
-        match self.cache.load(index) {
+        calm(nothing(ffi::Slot::Empty), || match self.cache.load(index) {
             Load::Hit(at) => ffi::Found {
                 state: ffi::Slot::Hit,
                 data: self.cache.segment().mapping().at(at, 0).as_ptr(),
@@ -270,7 +275,7 @@ impl Handle {
             Load::Empty => nothing(ffi::Slot::Empty),
             Load::Beyond => nothing(ffi::Slot::Beyond),
             Load::Outside => nothing(ffi::Slot::Outside),
-        }
+        })
     }
 
     pub fn store(&self, index: i64, value: &ffi::Tensor, overwrite: bool) -> Result<ffi::Slot> {
@@ -407,9 +412,9 @@ impl Handle {
         guard(|| Ok(self.cache.clear()?))
     }
 
-    pub fn stats(&self) -> ffi::Stats {
-        let stats = self.cache.stats();
-        ffi::Stats {
+    pub fn stats(&self) -> Result<ffi::Stats> {
+        let stats = guard(|| Ok::<_, Crossing>(self.cache.stats()))?;
+        Ok(ffi::Stats {
             hits: stats.hits,
             misses: stats.misses,
             fills: stats.fills,
@@ -420,10 +425,10 @@ impl Handle {
             damaged: stats.damaged,
             filled: stats.filled,
             frozen: stats.frozen,
-        }
+        })
     }
 
-    pub fn frozen_reason(&self) -> String {
-        self.cache.frozen_reason()
+    pub fn frozen_reason(&self) -> Result<String> {
+        guard(|| Ok(self.cache.frozen_reason()))
     }
 }

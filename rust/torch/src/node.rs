@@ -6,7 +6,7 @@ use stocache::segment;
 
 type Result<T> = std::result::Result<T, Crossing>;
 
-pub fn list_caches() -> Vec<ffi::Listed> {
+pub fn list_caches() -> Result<Vec<ffi::Listed>> {
     let listed = |each: segment::Listed| ffi::Listed {
         name: each.name,
         path: each.path,
@@ -24,8 +24,7 @@ pub fn list_caches() -> Vec<ffi::Listed> {
         notes: each.notes,
         trouble: each.trouble,
     };
-    let all = guard(|| Ok::<_, Crossing>(segment::list(stocache::records::count_records)));
-    all.unwrap_or_default().into_iter().map(listed).collect()
+    guard(|| Ok(segment::list(stocache::records::count_records).into_iter().map(listed).collect()))
 }
 
 pub fn remove_cache(name: &str, force: bool) -> Result<Vec<String>> {

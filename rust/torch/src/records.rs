@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // records are handed out as addresses
 
 use crate::bridge::ffi;
-use crate::guard::{Crossing, guard};
+use crate::guard::{Crossing, calm, guard};
 use crate::handle::{
     argument, backing, hashed, huge_pages, huge_pages_word, join_of, location, unknown, whole,
 };
@@ -63,15 +63,12 @@ impl Records {
 
     /// Where the record of sample `i` is.
     pub fn find(&self, i: i64) -> ffi::RecordAt {
-        let found = self.store.index(i).and_then(|i| self.store.find(i));
-        match found {
-            None => ffi::RecordAt {
-                data: std::ptr::null(),
-                len: 0,
-                schema: 0,
-                region: 0,
-                generation: 0,
-            },
+        let nothing = || {
+            let data = std::ptr::null();
+            ffi::RecordAt { data, len: 0, schema: 0, region: 0, generation: 0 }
+        };
+        calm(nothing(), || match self.store.index(i).and_then(|i| self.store.find(i)) {
+            None => nothing(),
             Some(Record { at, len, schema, region, generation }) => ffi::RecordAt {
                 data: self.store.segment().mapping().at(at, len).as_ptr(),
                 len,
@@ -79,49 +76,56 @@ impl Records {
                 region,
                 generation,
             },
-        }
+        })
     }
 
     /// Whether what was read of that region until now were records of that generation.
     pub fn is_whole(&self, region: u32, generation: u32) -> bool {
-        self.store.is_whole(region, generation)
+        calm(false, || self.store.is_whole(region, generation))
     }
 
     pub fn note(&self, hits: u64, misses: u64) {
-        self.store.note(hits, misses);
+        calm((), || self.store.note(hits, misses));
     }
 
     pub fn note_loads(&self, loads: u64, nanos: u64) {
-        self.store.note_loads(loads, Duration::from_nanos(nanos));
+        calm((), || self.store.note_loads(loads, Duration::from_nanos(nanos)));
     }
 
     pub fn note_unsupported(&self, samples: u64) {
-        self.store.note_unsupported(samples);
+        calm((), || self.store.note_unsupported(samples));
     }
 
     pub fn is_first_to_tell(&self, what: u32) -> bool {
-        self.store.is_first_to_tell(what)
+        calm(false, || self.store.is_first_to_tell(what))
     }
 
     pub fn begin(&self, i: i64) -> ffi::Claim {
-        match self.store.index(i).map(|i| self.store.begin(i)) {
+        let begun = || match self.store.index(i).map(|i| self.store.begin(i)) {
             Some(Claim::LoadAndStore) => ffi::Claim::LoadAndStore,
             Some(Claim::Present) => ffi::Claim::Present,
             Some(Claim::LoadingElsewhere) => ffi::Claim::LoadingElsewhere,
             Some(Claim::LoadOnly) | None => ffi::Claim::LoadOnly,
-        }
+        };
+        calm(ffi::Claim::LoadOnly, begun)
+    }
+
+    /// Why nothing can be stored from this process; empty if something can.
+    pub fn cut_off(&self) -> String {
+        let why = "this process closed a descriptor of the cache, which it does not own: what is \
+                   cached is used, and nothing more is stored from here; construct the cache after \
+                   closing descriptors";
+        let cut_off = calm(false, || self.store.is_cut_off());
+        if cut_off { why.to_string() } else { String::new() }
     }
 
     pub fn wait(&self, i: i64, nanos: u64) {
-        if let Some(i) = self.store.index(i) {
-            self.store.wait(i, Duration::from_nanos(nanos));
-        }
+        let patience = Duration::from_nanos(nanos);
+        calm((), || self.store.index(i).into_iter().for_each(|i| self.store.wait(i, patience)));
     }
 
     pub fn abandon(&self, i: i64) {
-        if let Some(i) = self.store.index(i) {
-            self.store.abandon(i);
-        }
+        calm((), || self.store.index(i).into_iter().for_each(|i| self.store.abandon(i)));
     }
 
     /// # Safety
@@ -148,21 +152,21 @@ impl Records {
 
     /// The schema's number, or INLINE.
     pub fn intern(&self, schema: &[u8]) -> u16 {
-        self.store.intern(schema).unwrap_or(INLINE)
+        calm(INLINE, || self.store.intern(schema).unwrap_or(INLINE))
     }
 
     /// Empty if there is none of that number.
     pub fn schema(&self, number: u16) -> Vec<u8> {
-        self.store.schema(number).unwrap_or_default()
+        calm(Vec::new(), || self.store.schema(number).unwrap_or_default())
     }
 
     pub fn clear(&self) -> Result<()> {
         guard(|| Ok(self.store.clear()?))
     }
 
-    pub fn stats(&self) -> ffi::RecordStats {
-        let s = self.store.stats();
-        ffi::RecordStats {
+    pub fn stats(&self) -> Result<ffi::RecordStats> {
+        let s = guard(|| Ok::<_, Crossing>(self.store.stats()))?;
+        Ok(ffi::RecordStats {
             hits: s.hits,
             misses: s.misses,
             fills: s.fills,
@@ -180,21 +184,21 @@ impl Records {
             data_bytes: s.data_bytes,
             dataset_len: self.store.geometry().dataset_len,
             frozen: s.frozen,
-        }
+        })
     }
 
-    pub fn frozen_reason(&self) -> String {
-        self.store.frozen_reason()
+    pub fn frozen_reason(&self) -> Result<String> {
+        guard(|| Ok(self.store.frozen_reason()))
     }
 
-    pub fn location(&self) -> ffi::Location {
-        location(self.store.segment(), self.opened)
+    pub fn location(&self) -> Result<ffi::Location> {
+        guard(|| Ok(location(self.store.segment(), self.opened)))
     }
 
     /// The options that lead here again, or to an equal store if this one is gone.
-    pub fn options(&self) -> ffi::RecordOptions {
-        let (location, header) = (self.location(), self.store.segment().header());
-        ffi::RecordOptions {
+    pub fn options(&self) -> Result<ffi::RecordOptions> {
+        let (location, header) = (self.location()?, self.store.segment().header());
+        Ok(ffi::RecordOptions {
             limit_bytes: header.geometry.extent().map_or(0, |extent| extent.total),
             dataset_len: self.store.geometry().dataset_len as i64,
             policy: if self.store.recycles() { "lru" } else { "freeze" }.to_string(),
@@ -206,6 +210,6 @@ impl Records {
             instance: location.instance,
             pid: location.pid,
             fd: location.fd,
-        }
+        })
     }
 }

@@ -1,7 +1,7 @@
 //! Schemas as C++ reads them: parsed once, then looked at without a call.
 
 use crate::bridge::ffi;
-use crate::guard::{Crossing, guard};
+use crate::guard::{Crossing, calm, guard};
 use std::sync::Arc;
 use stocache::records::schema::kinds;
 use stocache::records::schema::{self, Kind, Span};
@@ -172,17 +172,18 @@ impl Schema {
             *word = u32::from_le_bytes(*stored);
         }
         let mut extents = extents.iter_mut();
-        self.parsed.each_payload(words, record.len() as u64, |found| {
+        let mut note = |found: schema::Extent| {
             if let Some(extent) = extents.next() {
                 *extent = ffi::Extent { at: found.at, len: found.len };
             }
-        })
+        };
+        calm(false, || self.parsed.each_payload(words, record.len() as u64, &mut note))
     }
 }
 
 pub fn numpy_dtype(text: &[u8]) -> ffi::DType {
     let unknown = kinds::DType { itemsize: 0, flexible: false, torch: kinds::torch::NONE };
-    dtype(kinds::DType::parse(text).unwrap_or(unknown))
+    dtype(calm(None, || kinds::DType::parse(text)).unwrap_or(unknown))
 }
 
 pub fn tensor_itemsize(dtype: i8) -> u32 {

@@ -20,7 +20,7 @@
 //! job: the path of the source is served instead. What goes wrong at the source is the caller's to
 //! know, unless there is a copy.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fault::{Fault, active as broken};
 use crate::files::background::{self, Copier};
 use crate::files::content::{Content, Version, is_file, stat_file};
@@ -177,7 +177,7 @@ impl FileCache {
                 folder.table.counters().add(Count::Waits, 1);
                 waited = true;
             }
-            if !folder.wait(i) {
+            if !folder.wait(i)? {
                 return Ok(Provided::Not);
             }
         }
@@ -222,7 +222,7 @@ impl FileCache {
         };
         let same = |stat: &&Stat| is_file(stat) && Version::of(stat) == Version::of(&far);
         let right = there.as_ref().filter(same);
-        if right.is_some() && self.is_unharmed(lock, folder, &path, ours) {
+        if right.is_some() && self.is_unharmed(lock, folder, &path, ours)? {
             if !ours {
                 entry.set_version(Version::of(&far));
             } else if known.is_none() {
@@ -253,12 +253,21 @@ impl FileCache {
     }
 
     /// Whether the bytes are those that were copied, as far as that was asked for.
-    fn is_unharmed(&self, lock: &FileLock<'_>, folder: &Folder, path: &[u8], ours: bool) -> bool {
+    fn is_unharmed(
+        &self,
+        lock: &FileLock<'_>,
+        folder: &Folder,
+        path: &[u8],
+        ours: bool,
+    ) -> Result<bool> {
         let hash = folder.table.entry(lock.i).hash();
-        !folder.options.hashed
-            || !ours
-            || broken(Fault::TrustCopies)
-            || (hash != 0 && hash_of(as_path(path)).is_ok_and(|found| found == hash))
+        if !folder.options.hashed || !ours || broken(Fault::TrustCopies) {
+            return Ok(true);
+        }
+        match hash_of(as_path(path)) {
+            Err(Errno::INTR) => Err(Error::interrupted()),
+            found => Ok(hash != 0 && found == Ok(hash)),
+        }
     }
 
     // In the background

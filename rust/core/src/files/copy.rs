@@ -1,6 +1,7 @@
 //! One file copied whole, or not at all.
 
 use crate::files::content::{Content, Version, regular};
+use crate::sys::interrupt::Patience;
 use crate::sys::private_file::open_private;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW};
@@ -17,6 +18,8 @@ pub(crate) enum Trouble {
     Copy(Errno),
     /// The source changed meanwhile.
     Changed,
+    /// The caller wants to be let go.
+    Interrupted,
 }
 
 /// So much at once, so that others can see that it goes on.
@@ -87,7 +90,11 @@ fn in_kernel(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: u64) -> Result<u64,
         return Ok(size);
     }
     let (mut read, mut written) = (0, 0);
+    let mut asking = Patience::new();
     while read < size {
+        if asking.is_interrupted() {
+            return Err(Trouble::Interrupted);
+        }
         match rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), STEP) {
             Ok(0) => break, // some file systems say so where there is more
             Ok(_) | Err(Errno::INTR) => {}
@@ -154,7 +161,11 @@ fn read_all(
     mut each: impl FnMut(&[u8], u64) -> Result<(), Trouble>,
 ) -> Result<(), Trouble> {
     let mut buffer = vec![0; BUFFER];
+    let mut asking = Patience::new();
     loop {
+        if asking.is_interrupted() {
+            return Err(Trouble::Interrupted);
+        }
         match rustix::io::pread(from, &mut buffer[..], *at) {
             Ok(0) => return Ok(()),
             Ok(n) => {
@@ -179,5 +190,6 @@ pub(crate) fn hash_of(path: &Path) -> Result<u64, Errno> {
         Ok(()) => Ok(hasher.digest().max(1)),
         Err(Trouble::Source(errno) | Trouble::Copy(errno)) => Err(errno),
         Err(Trouble::Changed) => Err(Errno::STALE),
+        Err(Trouble::Interrupted) => Err(Errno::INTR),
     }
 }

@@ -1,6 +1,6 @@
 //! The folder on the near disk: opened, and what earlier jobs left in it remembered.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fault::{Fault, active as broken};
 use crate::files::atomic_box::AtomicBox;
 use crate::files::content::Content;
@@ -12,6 +12,7 @@ use crate::files::paths::{as_path, can_be_ours, check_folder, key, private_folde
 use crate::files::table::{FileLock, FileTable, NoRoom, OWNED};
 use crate::segment::Request;
 use crate::segment::layout::{Geometry, TableGeometry};
+use crate::sys::interrupt::Patience;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
@@ -174,27 +175,31 @@ impl Folder {
     }
 
     /// Waits until nobody has file `i` locked. False if its copy does not get on: then whoever makes
-    /// it may be stopped, and nothing is to be waited for.
-    pub(crate) fn wait(&self, i: usize) -> bool {
+    /// it may be stopped, and nothing is to be waited for. An error if the caller wants to be let go.
+    pub(crate) fn wait(&self, i: usize) -> Result<bool> {
         let part = self.part(i);
         let size = || rustix::fs::stat(&part).map_or(0, |stat| stat.st_size as u64);
         let (mut seen, mut since) = (size(), Instant::now());
         let mut nap = Duration::from_micros(100);
+        let mut asking = Patience::new();
         while self.table.is_locked(i) {
             std::thread::sleep(nap);
             nap = (nap * 2).min(Duration::from_millis(5));
             // The lock of the dead is there for the taking.
             if nap == Duration::from_millis(5) && self.table.lock(i).is_some() {
-                return true;
+                return Ok(true);
+            }
+            if asking.is_interrupted() {
+                return Err(Error::interrupted());
             }
             let grown = size();
             if grown != seen {
                 (seen, since) = (grown, Instant::now());
             } else if since.elapsed() > PATIENCE {
-                return false;
+                return Ok(false);
             }
         }
-        true
+        Ok(true)
     }
 
     /// Notes that this file is going to be ours.

@@ -1,6 +1,6 @@
 //! Looking at what is there, and comparing it.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::files::cache::FileCache;
 use crate::files::content::Version;
 use crate::files::copy;
@@ -10,6 +10,7 @@ use crate::files::options::{FileStats, Verdict};
 use crate::files::paths::{as_path, can_be_ours, check_name, key};
 use crate::files::table::{CHECKED, OWNED};
 use crate::segment::counters::Count;
+use rustix::io::Errno;
 
 impl FileCache {
     /// Whether there is a copy of that file that we know, compared or not.
@@ -44,15 +45,20 @@ impl FileCache {
         let lock = loop {
             match folder.table.lock(i) {
                 Some(lock) => break lock,
-                None if folder.wait(i) => {}
+                None if folder.wait(i)? => {}
                 None => return Ok(Verdict::Absent), // being copied
             }
         };
         let path = folder.path_of(name);
-        let Ok(found) = copy::hash_of(as_path(&path)) else { return Ok(Verdict::Absent) };
+        let found = match copy::hash_of(as_path(&path)) {
+            Ok(hash) => hash,
+            Err(Errno::INTR) => return Err(Error::interrupted()),
+            Err(_) => return Ok(Verdict::Absent),
+        };
         let (source, entry) = (self.source_of(name), folder.table.entry(i));
         let wanted = match copy::hash_of(as_path(&source)) {
             Ok(hash) => hash,
+            Err(Errno::INTR) => return Err(Error::interrupted()),
             Err(_) if entry.hash() != 0 => entry.hash(),
             Err(errno) => return Err(source_error(&source, errno)),
         };

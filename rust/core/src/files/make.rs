@@ -83,6 +83,11 @@ impl Folder {
                         Err(errno) => return Err(self.lose(lock, source, errno)),
                     }
                 }
+                Err(Trouble::Interrupted) => {
+                    let _gone = rustix::fs::unlink(&part);
+                    table.unreserve(lock);
+                    return Err(Error::interrupted());
+                }
                 Err(Trouble::Source(errno)) => return Err(self.lose(lock, source, errno)),
                 // Somebody removed the folder.
                 Err(Trouble::Copy(Errno::NOENT)) if private_folder(&self.parts).is_ok() => {

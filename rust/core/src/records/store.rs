@@ -19,7 +19,7 @@ use super::base::RecordStore;
 use super::format::{self, MAX_RECORD, Record};
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active as broken};
-use crate::segment::claim::{self, Lease, claimed_by};
+use crate::segment::claim::{self, Lease, Slots, claimed_by};
 use crate::segment::counters::Count;
 use std::io::IoSlice;
 use std::sync::atomic::{Ordering, fence};
@@ -164,6 +164,11 @@ impl RecordStore {
         }
     }
 
+    /// Whether the program closed our descriptor: then what is there can be read, and nothing stored.
+    pub fn is_cut_off(&self) -> bool {
+        !self.segment().anchor().is_ours()
+    }
+
     /// Gives a sample back that `begin` gave to the caller.
     pub fn abandon(&self, i: usize) {
         if let Some(lease) = self.lease() {
@@ -179,8 +184,17 @@ impl RecordStore {
             self.counters().add(Count::Lost, 1);
             return Ok(Put::StoredElsewhere);
         };
-        let put = self.store(i, lease, schema, parts);
-        slots.abandon(i, lease);
+        let put = {
+            // Also if it panics, which the bridge makes an error.
+            struct Ends<'a>(Slots<'a>, usize, Lease);
+            impl Drop for Ends<'_> {
+                fn drop(&mut self) {
+                    self.0.abandon(self.1, self.2);
+                }
+            }
+            let _ends = Ends(slots, i, lease);
+            self.store(i, lease, schema, parts)
+        };
         match put {
             Ok(Put::Stored) => {}
             Ok(Put::TooLarge) => self.counters().add(Count::TooLarge, 1),
@@ -219,7 +233,8 @@ impl RecordStore {
         let busy = || {
             Error::new(Kind::State, "others keep this cache from being cleared; try again later")
         };
-        let lease = self.lease().ok_or_else(busy)?;
+        let lease =
+            self.lease().ok_or_else(|| if self.is_cut_off() { Error::closed() } else { busy() })?;
         if !self.empty_all(lease).ok_or_else(busy)? {
             return Err(Error::new(
                 Kind::State,

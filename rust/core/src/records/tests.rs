@@ -7,6 +7,7 @@ use crate::segment::{Backing, Request, random_name};
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 fn store(limit: u64, samples: u64, recycle: bool) -> Arc<RecordStore> {
     let request = Request {
@@ -293,4 +294,44 @@ fn a_record_that_fits_no_region_is_too_large_and_a_full_store_says_so() {
     assert_eq!(store.begin(1), Claim::Present);
     let stats = store.stats();
     assert_eq!((stats.too_large, stats.dropped, stats.filled), (1, 1, 2));
+}
+
+#[test]
+fn who_is_interrupted_waits_no_longer_and_the_claim_stays() {
+    let store = store(1 << 20, 10, false);
+    assert_eq!(store.begin(1), Claim::LoadAndStore);
+    // Longer than anybody runs this test.
+    crate::sys::interrupt::tests::interrupted(|| store.wait(1, Duration::from_secs(1_000_000)));
+    assert_eq!(store.begin(1), Claim::LoadingElsewhere);
+    // The control: without an interrupt it is waited for, here as long as it takes to give it back.
+    let waiting = std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| store.wait(1, Duration::from_secs(1_000_000)));
+        while store.stats().waits < 2 {
+            std::thread::yield_now();
+        }
+        let waiting = !waiter.is_finished();
+        store.abandon(1);
+        waiting
+    });
+    assert!(waiting);
+}
+
+#[test]
+fn who_lost_its_descriptor_claims_stores_and_clears_nothing() {
+    let store = store(1 << 20, 10, false);
+    put(&store, 1, b"one");
+    let child = in_child(|| {
+        assert_eq!(store.begin(2), Claim::LoadAndStore);
+        // SAFETY: the number is that of the segment, which this child does not need any more.
+        unsafe { libc::close(store.segment().anchor().fd) };
+        let put = store.fill(2, 0, &[IoSlice::new(b"two")]).unwrap();
+        assert_eq!((put, store.begin(3)), (Put::StoredElsewhere, Claim::LoadOnly));
+        assert!(store.is_cut_off());
+        let why = store.clear().unwrap_err().to_string();
+        assert!(why.contains("closed a descriptor"), "{why}");
+        assert_eq!(get(&store, 1), Some(b"one".to_vec()));
+    });
+    assert_eq!((child, store.is_cut_off()), (0, false));
+    // What it had claimed is there for the taking.
+    assert_eq!(put(&store, 2, b"two"), Put::Stored);
 }

@@ -7,6 +7,7 @@ use super::base::RecordStore;
 use crate::segment::claim::{Orphans, is_claimed, lease_of};
 use crate::segment::counters::Count;
 use crate::segment::lease::Leases;
+use crate::sys::interrupt::Patience;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -18,12 +19,14 @@ const FIRST_WAIT: Duration = Duration::from_secs(10);
 
 impl RecordStore {
     /// Waits until nobody is loading sample `i`: for `patience`, and longer where loading is seen
-    /// to take longer. Returns when the loader has died; `begin` then takes over.
+    /// to take longer. Returns when the loader has died; `begin` then takes over. Also returns when
+    /// the caller wants to be let go.
     pub fn wait(&self, i: usize, patience: Duration) {
         self.counters().add(Count::Waits, 1);
         let began = Instant::now();
         let mut until = patience;
         let mut nap = Duration::from_micros(20);
+        let mut asking = Patience::new();
         while is_claimed(self.slots().state(i)) {
             if began.elapsed() >= until {
                 until += patience;
@@ -32,6 +35,9 @@ impl RecordStore {
                 }
             }
             std::thread::sleep(nap);
+            if asking.is_interrupted() {
+                return;
+            }
             nap = (nap * 2).min(Duration::from_millis(1));
             // Its loader may have died: then `begin` takes it over.
             if nap == Duration::from_millis(1) && !self.is_claimed_by_the_living(i) {

@@ -28,7 +28,8 @@ pub(crate) fn slots(mapping: &Mapping, at: u64, count: u64) -> Slots<'_> {
 pub(crate) struct Leases<'a>(pub(crate) &'a Anchor);
 
 impl Leases<'_> {
-    /// This process's lease; taken at the first call. `None` if all are in use.
+    /// This process's lease; taken at the first call. `None` if all are in use, or if the program
+    /// closed our descriptor: to be asked before every claim and every write, which may follow at once.
     #[inline]
     pub(crate) fn mine(&self, slots: &Slots<'_>) -> Option<Lease> {
         self.mine_after(slots, |_| ())
@@ -40,9 +41,20 @@ impl Leases<'_> {
         // SYNC POINT lease: Acquire here, Release below: who sees the lease sees it clean.
         match self.0.lease.load(Ordering::Acquire) {
             0 => self.take(slots, clean),
-            // Who closes descriptors that it does not know frees our locks: then we hold none.
-            taken => self.0.is_ours().then_some((taken - 1) as Lease),
+            taken if self.0.is_ours() => Some((taken - 1) as Lease),
+            // Who closes descriptors that it does not know frees our locks: we hold none any more.
+            _ => {
+                self.0.lease.store(0, Ordering::Relaxed);
+                None
+            }
         }
+    }
+
+    /// The lease that this process has taken, if it has one, without a system call: for what does
+    /// others no harm if the descriptor is not ours any more.
+    #[inline]
+    pub(crate) fn taken(&self) -> Option<Lease> {
+        self.0.lease.load(Ordering::Acquire).checked_sub(1).map(|lease| lease as Lease)
     }
 
     #[cold]

@@ -8,6 +8,7 @@ use crate::segment::counters::Count;
 use crate::slots::cache::Cache;
 use crate::slots::outcome::{Load, Stored};
 use crate::sys::mapping::checksum;
+use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -44,7 +45,7 @@ impl Cache {
         }
         let Some(lease) = self.leases().mine(&slots) else {
             self.counters().add(Count::Dropped, 1);
-            return Ok(Stored::Refused(false));
+            return self.check_descriptor().map(|()| Stored::Refused(false));
         };
         match self.claim(i, lease, overwrite) {
             Claim::Claimed => self.fill(i, lease, bytes),
@@ -55,6 +56,12 @@ impl Cache {
             }
             Claim::Beyond => Ok(Stored::Beyond),
         }
+    }
+
+    /// An error if the program closed our descriptor.
+    #[cold]
+    fn check_descriptor(&self) -> Result<()> {
+        if self.segment().anchor().is_ours() { Ok(()) } else { Err(Error::closed()) }
     }
 
     fn already_set(&self, i: usize) -> Stored {
@@ -76,6 +83,9 @@ impl Cache {
             let began = Instant::now();
             while claim == Claim::Busy && began.elapsed() < OVERWRITE_PATIENCE {
                 std::thread::sleep(Duration::from_micros(50));
+                if self.leases().mine(&slots) != Some(lease) {
+                    break; // the program closed our descriptor meanwhile
+                }
                 claim = slots.claim(i, lease, overwrite, &self.leases());
             }
         }
@@ -120,20 +130,25 @@ impl Cache {
     /// Empties every slot, wipes its bytes and takes values again. The memory stays allocated.
     pub fn clear(&self) -> Result<()> {
         let slots = self.slots();
-        let lease = self.leases().mine(&slots).ok_or_else(|| {
-            Error::new(
+        let Some(lease) = self.leases().mine(&slots) else {
+            self.check_descriptor()?;
+            return Err(Error::new(
                 Kind::State,
                 "too many processes are writing to this cache to clear it; try again later",
-            )
-        })?;
+            ));
+        };
         let zeros = vec![0u8; self.geometry().slot_bytes as usize];
         let mut failed = None;
         slots.clear(
             lease,
             |_| true,
             |i| {
-                let wiped =
-                    self.segment.write(&zeros, self.layout().slot_at(self.geometry(), i as u64));
+                // A clear takes long: asked anew.
+                let wiped = if self.leases().mine(&slots) == Some(lease) {
+                    self.segment.write(&zeros, self.layout().slot_at(self.geometry(), i as u64))
+                } else {
+                    Err(Errno::BADF)
+                };
                 failed = failed.or(wiped.err());
             },
         );

@@ -204,14 +204,13 @@ pub(crate) fn unique<T: std::any::Any + Send + Sync>(
     name: &str,
     fresh: T,
 ) -> Arc<T> {
-    // Dropping a cache takes the same lock, so what must go is kept until it is released.
+    // Dropping a cache takes the same lock, so what must go is kept until it is released: also what is
+    // found and of another type, of which this may be the last reference by now.
     let fresh = Arc::new(fresh);
     let mut open = open_caches();
-    let existing = open
-        .iter()
-        .find(|entry| entry.file == file)
-        .and_then(|entry| entry.cache.upgrade())
-        .and_then(|any| any.downcast::<T>().ok());
+    let found =
+        open.iter().find(|entry| entry.file == file).and_then(|entry| entry.cache.upgrade());
+    let existing = found.clone().and_then(|any| any.downcast::<T>().ok());
     let chosen = existing.unwrap_or_else(|| {
         open.retain(|entry| entry.cache.strong_count() > 0);
         let any: Arc<dyn std::any::Any + Send + Sync> = fresh.clone();

@@ -10,6 +10,7 @@
 //! | `thread_pool` | threads that wait for work |
 //! | [`huge_pages`] | whether shared memory gets huge pages |
 //! | [`mapping`] | the mapped bytes and typed access to them |
+//! | [`interrupt`] | whether the caller wants to be let go |
 //! | `atomics` | atomics: those of std, or loom's |
 
 pub(crate) mod atomics;
@@ -17,6 +18,7 @@ pub(crate) mod atomics;
 pub(crate) mod fork;
 #[cfg(not(loom))]
 pub mod huge_pages;
+pub mod interrupt;
 #[cfg(not(loom))]
 pub mod limits;
 #[cfg(not(loom))]

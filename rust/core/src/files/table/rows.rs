@@ -26,7 +26,9 @@ impl FileTable {
     /// two files of every thread. False if this process has no row.
     #[inline]
     pub(crate) fn give_out(&self, i: usize) -> bool {
-        let Some(row) = self.lease().and_then(|lease| self.row(lease)) else { return false };
+        // On the path of every hit.
+        let lease = self.leases().taken().or_else(|| self.lease());
+        let Some(row) = lease.and_then(|lease| self.row(lease)) else { return false };
         let column = 2 * thread();
         let (last, before) = (&row[column], &row[column + 1]);
         let (note, seen) = (i as u64 + 1, last.load(Ordering::Relaxed));

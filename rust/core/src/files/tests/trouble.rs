@@ -1,8 +1,11 @@
 //! Disks and folders that do not do what they should.
 
 use super::*;
+use crate::error::Kind;
 use crate::files::options::FileStats;
+use crate::files::paths::key;
 use crate::files::table::now;
+use crate::sys::interrupt::tests::interrupted;
 
 #[test]
 fn a_file_in_the_place_of_a_folder_is_trouble_for_that_file_alone() {
@@ -127,4 +130,25 @@ fn a_folder_that_cannot_be_used_is_no_error() {
     assert!(cache.trouble().unwrap().contains("cannot be used"));
     assert_eq!(cache.bytes("a"), (vec![1; 10], false));
     assert_eq!((cache.hit(b"a"), cache.stats(), cache.clear()), (None, FileStats::default(), 0));
+}
+
+#[test]
+fn who_is_interrupted_while_copying_or_waiting_leaves_nothing_behind() {
+    for hashed in [false, true] {
+        let disks = Disks::new("interrupted");
+        disks.put("a", 1, 1 << 20);
+        let cache = disks.open_with(|options| options.hashed = hashed);
+        let fetched = || cache.fetch(b"a").map(|_| ()).map_err(|error| error.kind());
+        let is_interrupted = || assert_eq!(interrupted(fetched), Err(Kind::Interrupted));
+        is_interrupted();
+        assert_eq!(std::fs::read_dir(cache.path().join("parts")).unwrap().count(), 0);
+        assert_eq!((cache.stats().bytes, cache.stats().failed), (0, 0));
+        {
+            let table = &cache.opened().table;
+            let _copying = table.lock(table.find(key(b"a")).unwrap()).unwrap();
+            is_interrupted();
+        }
+        // The control: who is not is served.
+        assert_eq!((fetched(), cache.bytes("a")), (Ok(()), (vec![1; 1 << 20], true)));
+    }
 }
