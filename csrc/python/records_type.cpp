@@ -23,7 +23,21 @@ std::shared_ptr<RecordCache> opened(PyObject* self) {
 
 PyObject* sample_or_miss(PyObject* sample) { return sample ? sample : Py_NewRef(miss); }
 
+// The usual case: a list or tuple of nothing but ints. No code of the user's runs that could change
+// it.
+bool are_plain(PyObject* object, std::vector<int64_t>& indices) {
+  if (!PyList_CheckExact(object) && !PyTuple_CheckExact(object)) return false;
+  PyObject** items = PySequence_Fast_ITEMS(object);
+  indices.resize(static_cast<size_t>(PySequence_Fast_GET_SIZE(object)));
+  for (size_t i = 0; i < indices.size(); ++i) {
+    if (!PyLong_CheckExact(items[i])) return false;
+    indices[i] = value_of(items[i]);
+  }
+  return true;
+}
+
 bool to_indices(PyObject* object, std::vector<int64_t>& indices) {
+  if (are_plain(object, indices)) return true;
   PyObject* items = PySequence_Tuple(object);
   if (!items) return false;
   indices.resize(static_cast<size_t>(PyTuple_GET_SIZE(items)));

@@ -81,14 +81,23 @@ PyObject* guarded(Act&& act) {
   END_HANDLE_TH_ERRORS
 }
 
-// Any integer: int, numpy integer, 0-d integer tensor. What does not fit is outside any dataset.
-inline bool to_index(PyObject* object, int64_t& index) {
-  PyObject* number = PyLong_CheckExact(object) ? Py_NewRef(object) : PyNumber_Index(object);
-  if (!number) return false;
+// The value of an int. What does not fit is outside any dataset.
+inline int64_t value_of(PyObject* number) {
   int overflow = 0;
-  index = PyLong_AsLongLongAndOverflow(number, &overflow);
+  const int64_t value = PyLong_AsLongLongAndOverflow(number, &overflow);
+  return overflow == 0 ? value : overflow < 0 ? INT64_MIN : INT64_MAX;
+}
+
+// Any integer: int, numpy integer, 0-d integer tensor.
+inline bool to_index(PyObject* object, int64_t& index) {
+  if (PyLong_CheckExact(object)) {
+    index = value_of(object);
+    return true;
+  }
+  PyObject* number = PyNumber_Index(object);
+  if (!number) return false;
+  index = value_of(number);
   Py_DECREF(number);
-  if (overflow) index = overflow < 0 ? INT64_MIN : INT64_MAX;
   return true;
 }
 
