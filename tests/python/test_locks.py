@@ -21,9 +21,12 @@ class Source:
 
     def __getitem__(self, idx):
         if idx == 1 and os.getpid() == main:
-            print("loading", flush=True)
+            say("loading")
             time.sleep(1000)
         return torch.full((64,), idx)
+
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # at once: print() may write a line and its end apart
 
 main = os.getpid()
 dataset = stocache.CachedDataset(
@@ -32,7 +35,7 @@ dataset = stocache.CachedDataset(
 dataset[0]
 if os.fork() == 0:  # a worker, which lives on
     dataset[2]
-    print("worker", os.getpid(), flush=True)
+    say(f"worker {os.getpid()}")
     time.sleep(1000)
 dataset[1]
 """
@@ -107,7 +110,7 @@ for fd in os.listdir("/proc/self/fd"):
     path = f"/proc/self/fd/{fd}"
     if os.path.islink(path) and "stocache" in os.readlink(path):
         os.close(int(fd))
-with dataset._records.loading() as loading:
+with dataset._stocache.records.loading() as loading:
     print(loading.begin(5) is Claim.LOAD_ONLY, dataset[0], dataset[5])
 """
 
