@@ -145,7 +145,7 @@ class CachedDataset(Dataset[Any]):
     @property
     def transform(self) -> Callable[[Any], Any] | None:
         """What runs on every sample that is handed out."""
-        return vars(self)["transform"]  # type: ignore[no-any-return]
+        return vars(self).get("transform")
 
     @transform.setter
     def transform(self, transform: Callable[[Any], Any] | None) -> None:
