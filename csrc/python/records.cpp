@@ -1,10 +1,12 @@
 #include "python/records.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "python/shared_batches.h"
 #include "python/support.h"
@@ -23,10 +25,17 @@ constexpr int kTries = 8;
 // Below this, giving up the GIL costs more than it saves others.
 constexpr size_t kWorthReleasing = 256 << 10;
 
+// Memory for a record. It is not torch's allocator, which asks for memory aligned to 64 bytes:
+// glibc then needs a hole that is larger than the record. The hole that a record of this size has
+// left, below a label that somebody keeps, would not do, and the process would grow by every
+// record.
 at::Tensor fresh(size_t bytes) {
+  static_assert(alignof(std::max_align_t) >= 16);  // as the decoder needs it
+  void* data = std::malloc(std::max<size_t>(bytes, 1));
+  if (!data) throw std::bad_alloc();
   const auto size = static_cast<int64_t>(bytes);
-  return tensor_over(storage_over(c10::GetCPUAllocator()->allocate(bytes), bytes),
-                     at::IntArrayRef(size), caffe2::TypeMeta::Make<uint8_t>());
+  return tensor_over(storage_over(memory_of(data, data, &std::free), bytes), at::IntArrayRef(size),
+                     caffe2::TypeMeta::Make<uint8_t>());
 }
 
 std::string_view view(const ::rust::Vec<uint8_t>& bytes) {

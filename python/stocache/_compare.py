@@ -3,13 +3,19 @@
 ``==`` is no answer: on tensors it gives a tensor, and on most objects it means "the same object".
 Nor are the bytes of pickles: equal objects may have different ones. So objects are compared by what
 pickle would store of them: tensors and arrays by their elements, others by their class and state.
+
+Floating-point numbers are equal up to rounding. The main process computes with all its threads and
+a worker with one, so that sums are added up in another order; another processor or version of a
+library does the same. A sample that differs by that alone is the same sample.
 """
 
 from __future__ import annotations
 
 import copyreg
+import math
 import numbers
 import pickle
+import sys
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -23,10 +29,16 @@ from stocache._pickling import is_storage, reduced
 _ATOMS = (str, bytes, bytearray, type(None), torch.Size, torch.dtype, torch.device, torch.layout)
 _BY_NAME = (type, types.FunctionType, types.BuiltinFunctionType)
 
+# So much of the largest element may be rounding: some hundred times what float32 rounds to (6e-8),
+# as errors add up over long sums and grow where nearly equal numbers are subtracted; and far less
+# than the smallest change to a picture (1 of 255). float64 and Python's floats are no more exact:
+# they often come from float32. Shorter types get two units in their last place.
+_ROUNDING = 1e-5
+
 
 def same(one: Any, other: Any) -> bool | None:
-    """Whether these are equal. NaN equals NaN. None if it cannot be told: an object does not say
-    what it consists of, or its code raises."""
+    """Whether these are equal, up to rounding. NaN equals NaN. None if it cannot be told: an object
+    does not say what it consists of, or its code raises."""
     try:
         return _Comparison().same(one, other)
     except Exception:
@@ -38,8 +50,6 @@ def same_as_stored(records: _C.Records, index: int, sample: Any, allow_pickle: b
     differs = records.differs(index, sample, allow_pickle)
     if not differs:
         return None if differs is None else True
-    if not allow_pickle:
-        return False
     stored = records.get(index, allow_pickle, False)
     return None if stored is _C.MISS else same(stored, sample)
 
@@ -71,7 +81,7 @@ class _Comparison:
             items = zip(one.items(), other.items(), strict=True)
             return len(one) == len(other) and self._all(items)
         if isinstance(one, numbers.Number):
-            return bool(one == other or (one != one and other != other))
+            return _same_numbers(one, other)
         if stored is not None and isinstance(one, torch.Tensor):
             return _same_elements(one, other)
         if kind in (set, frozenset):
@@ -158,11 +168,44 @@ def _in_order(state: Any) -> Any:
     return state
 
 
+def _same_numbers(one: Any, other: Any) -> bool:
+    if one == other or (one != one and other != other):
+        return True
+    if not isinstance(one, (float, complex)):  # numpy's double and complex are such, too
+        return hasattr(one, "dtype") and _same_elements(one, other)
+    return bool(abs(one - other) <= _ROUNDING * max(abs(one), abs(other)) < math.inf)
+
+
 def _same_elements(one: Any, other: Any) -> bool:
-    """Of tensors or arrays: whether what differs are NaNs of different bits."""
+    """Of tensors or arrays: whether what differs are NaNs of different bits, or rounding."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    same = (one == other) | ((one != one) & (other != other))
+    if same.all():
+        return True
+    rounding = _rounding(one.dtype)
+    if rounding is None:
+        return False
+    one, other = _widened(one), _widened(other)
+    largest = torch.where(one.isfinite(), one.abs(), 0.0).max()
+    near = (one - other).abs() <= rounding * largest
+    return bool((near | torch.as_tensor(same)).all())
+
+
+def _rounding(dtype: Any) -> float | None:
+    """How much of the largest element may be rounding. None: nothing."""
+    if isinstance(dtype, torch.dtype):
+        inexact = dtype.is_floating_point or dtype.is_complex
+        return max(_ROUNDING, 2 * torch.finfo(dtype).eps) if inexact else None
+    if dtype.kind not in "fc":
+        return None
+    return max(_ROUNDING, 2 * float(sys.modules["numpy"].finfo(dtype).eps))
+
+
+def _widened(elements: Any) -> torch.Tensor:
+    if isinstance(elements, torch.Tensor):
+        return elements.to(torch.complex128 if elements.is_complex() else torch.float64)
+    return torch.as_tensor(elements.astype("c16" if elements.dtype.kind == "c" else "f8"))
 
 
 def _same_sets(one: Any, other: Any) -> bool | None:

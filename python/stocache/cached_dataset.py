@@ -3,50 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import operator
-import os
 import random
-import time
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from stocache import _C
-from stocache._dataset import attributes
+from stocache._dataset import attributes, telling
 from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.batches import Batches, Loads
-from stocache._dataset.comparing import RANDOM, SAME, STALE, UNKNOWN, Countdown, compare
+from stocache._dataset.comparing import RANDOM, SAME, STALE, UNKNOWN, compare
+from stocache._dataset.samples import Records, Samples
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharing.change import check_on_change
 from stocache._sharing.dataset import open_records
 from stocache._sharing.job import caller_of
-from stocache._torch.ipc import is_worker
-from stocache.planner import SAMPLES, Plan, say
 from stocache.sizes import huge_pages_word, show_bytes
-
-# How long to wait at least for another process that is loading the same sample, before loading it
-# too. It is longer where loading takes longer (rust/core/src/records/waiting.rs).
-_PATIENCE_SECONDS = 0.5
-# Into how many regions "lru" divides the memory (rust/core/src/layout.rs).
-_LRU_REGIONS = 32
-# What is told once per node.
-_WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM = range(4)
-
-
-class _Records(_C.Records):
-    """The native store, which joins the same memory in another process."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rejoin, (self.arguments(),))
-
-
-def _rejoin(arguments: tuple[Any, ...]) -> _Records:
-    records = _Records()
-    records.open(*arguments)
-    return records
 
 
 class CachedDataset(Dataset[Any]):
@@ -128,213 +100,98 @@ class CachedDataset(Dataset[Any]):
             raise TypeError(f"probe is {probe!r}; a number of samples is needed")
         if probe < 0:
             raise ValueError(f"probe is {probe}; use 0 or more samples")
-        self.dataset = dataset
-        self._transform = transform
-        self._allow_pickle = bool(allow_pickle)
-        self._strict = bool(strict)
-        self._length = len(dataset)
-        if self._length == 0:
-            raise ValueError("the dataset is empty; there is nothing to cache")
-        self._records = _Records()
+        records = Records()
         opened = open_records(
-            self._records, dataset, memory, name=name, keep=bool(keep), mark=fingerprint,
+            records, dataset, memory, name=name, keep=bool(keep), mark=fingerprint,
             on_change=on_change, policy=policy, shared=shared, backing=backing,
             huge_pages=huge_pages_word(huge_pages), caller=caller_of(self),
         )  # fmt: skip
         created = opened == "created"
-        self._made_by = os.getpid()
-        self._says_what_fits = bool(verbose) and created
-        # Cached samples still to be compared with the dataset's: when one is asked for, by whom it
-        # is asked for, who would have loaded it without a cache.
-        self._uncompared = None
-        if probe and not created and self._records.stats()["filled"]:
-            self._uncompared = Countdown(probe)
+        # All that is private is in one object: names of subclasses meet no others of ours.
+        self._stocache = Samples(
+            dataset, records, len(dataset), allow_pickle=bool(allow_pickle), strict=bool(strict),
+            probe=probe if not created and records.stats()["filled"] else 0,
+            says_what_fits=bool(verbose) and created,
+        )  # fmt: skip
+        vars(self).update(dataset=dataset, transform=transform)
 
     # Samples
 
     def __len__(self) -> int:
-        return self._length
+        return self._stocache.length
 
     def __getitem__(self, index: Any) -> Any:
         """A sample; a list of them for a slice or a list of indices."""
+        transform = vars(self)["transform"]
         if type(index) is not int and _is_many(index):
-            return self._hand_out(self._places(_listed(index, self._length)))
-        place = self._place(index)
-        if self._uncompared is not None:
-            self._compare_first([place])
-        sample = self._records.get(place, self._allow_pickle)
-        if sample is _C.MISS:
-            sample = self._load(place)
-        return sample if self._transform is None else self._transform(sample)
+            chosen = _listed(index, self._stocache.length)
+            samples = self._stocache.get_many(chosen, transform is not None)
+            return samples if transform is None else list(map(transform, samples))
+        sample = self._stocache.get(index, transform is not None)
+        return sample if transform is None else transform(sample)
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """The samples of a batch; misses are loaded together. A DataLoader calls this."""
         if attributes.defines_items_anew(type(self)):
             return [self[index] for index in indices]
-        return self._hand_out(self._places(indices))
+        transform = vars(self)["transform"]
+        if transform is None:
+            return self._stocache.get_many(indices, whole=True)
+        return list(map(transform, self._stocache.get_many(indices, to_edit=True)))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
 
     @property
     def transform(self) -> Callable[[Any], Any] | None:
         """What runs on every sample that is handed out."""
-        return self._transform
+        return vars(self).get("transform")
 
     @transform.setter
     def transform(self, transform: Callable[[Any], Any] | None) -> None:
         if hasattr(self.dataset, "transform"):
             raise attributes.refuse_transform(self.dataset)
-        self._transform = transform
+        vars(self)["transform"] = transform
 
     @property
     def batches(self) -> Batches:
         """The same samples by the batch: ``dataset.batches[[3, 1, 2]]``, gathered natively."""
         return Batches(self)
 
-    def gathers(self) -> bool:
+    def _stocache_gathers(self) -> bool:
         """Whether batches may be gathered natively: nobody wants the single samples."""
         kind = type(self)
         return (
-            self._transform is None
+            vars(self)["transform"] is None
+            and self._stocache.is_used()
             and kind.__getitem__ is CachedDataset.__getitem__
             and kind.__getitems__ is CachedDataset.__getitems__
         )
-
-    def collated(self, places: Sequence[int], threads: int = 1, counted: int = 0) -> Any:
-        """The batch as default_collate makes it, gathered natively. ``_C.MISS`` if a sample is not
-        in memory, or if these samples must be collated in Python. ``counted`` of them were counted
-        as they came; the others are hits."""
-        return self._records.collate(places, threads, is_worker(), counted)
-
-    def _hand_out(self, places: list[int]) -> list[Any]:
-        samples = self._filled_up(places, self._load_missing(places))
-        return samples if self._transform is None else [self._transform(s) for s in samples]
-
-    def _load_missing(self, places: list[int]) -> dict[int, Any]:
-        """Loads together what is not cached: the samples by their position in ``places``."""
-        if self._uncompared is not None:
-            self._compare_first(places)
-        missing = self._records.missing(places)
-        return dict(zip(missing, self._load_many([places[k] for k in missing]), strict=True))
-
-    def _filled_up(self, places: list[int], loaded: dict[int, Any]) -> list[Any]:
-        return [loaded[k] if k in loaded else self._get(place) for k, place in enumerate(places)]
-
-    def _get(self, place: int) -> Any:
-        sample = self._records.get(place, self._allow_pickle)
-        return self._load(place) if sample is _C.MISS else sample
-
-    def _places(self, indices: Sequence[Any]) -> list[int]:
-        places = list(map(operator.index, indices))
-        # The usual case without a call per index.
-        if places and min(places) >= 0 and max(places) < self._length:
-            return places
-        return [self._place(place) for place in places]
-
-    def _place(self, index: Any) -> int:
-        place = operator.index(index)
-        if not -self._length <= place < self._length:
-            raise IndexError(
-                f"index {place} is out of bounds of a dataset of {self._length} samples"
-            )
-        return place + self._length if place < 0 else place
-
-    def _load(self, index: int, asked_for: bool = True) -> Any:
-        """A sample that is not cached: loaded once per node, by whoever is first. If that is
-        another process it is a hit, otherwise a miss if the sample was ``asked_for``."""
-        with self._records.loading() as loading:
-            claim = loading.begin(index)
-            if claim is _C.Claim.LOADING_ELSEWHERE:
-                self._records.wait(index, _PATIENCE_SECONDS)
-                claim = loading.begin(index)
-            if claim is _C.Claim.PRESENT:  # somebody has stored it meanwhile
-                sample = self._records.get(index, self._allow_pickle)
-                if sample is not _C.MISS:
-                    return sample
-            self._records.note(0, int(asked_for))
-            began = time.perf_counter()
-            sample = self.dataset[index]
-            self._records.note_loads(1, time.perf_counter() - began)
-            if claim is _C.Claim.LOAD_AND_STORE:
-                self._store(loading, index, sample)
-        return self._copied(index, sample) if asked_for else None
-
-    def _load_many(self, indices: list[int]) -> list[Any]:
-        together = self._many_at_once()
-        if together is None or len(indices) == 1:
-            return [self._load(index) for index in indices]
-        loaded: dict[int, Any] = {}
-        with self._records.loading() as loading:
-            begun = ((index, loading.begin(index)) for index in dict.fromkeys(indices))
-            ours = [index for index, claim in begun if claim is _C.Claim.LOAD_AND_STORE]
-            if ours:
-                self._records.note(0, len(ours))
-                began = time.perf_counter()
-                loaded = dict(zip(ours, together(ours), strict=True))
-                self._records.note_loads(len(ours), time.perf_counter() - began)
-            for index, sample in loaded.items():
-                self._store(loading, index, sample)
-        # Each is handed out once: an index that comes twice gets two samples.
-        return [self._copied(i, loaded.pop(i)) if i in loaded else self._load(i) for i in indices]
-
-    def _many_at_once(self) -> Callable[[list[int]], Iterable[Any]] | None:
-        """The dataset's ``__getitems__``, if it gives the samples that ``dataset[i]`` gives."""
-        kind = type(self.dataset)
-        known = hasattr(kind, "__getitems__") and not attributes.defines_items_anew(kind)
-        return getattr(self.dataset, "__getitems__", None) if known else None
-
-    def _store(self, loading: _C.Loading, index: int, sample: Any) -> None:
-        """Stores a sample that was begun. Whatever comes of it, the sample can be handed out."""
-        try:
-            outcome = loading.put(index, sample, self._allow_pickle)
-        except Warning:  # asked for as an error
-            raise
-        except Exception as error:
-            if self._strict:
-                raise
-            self._records.note_unsupported()
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            self._warn_once(
-                _UNSUPPORTED, f"sample {index} is not cached, and loaded every time: {why}"
-            )
-        else:
-            if outcome is _C.Put.TOO_LARGE:
-                self._warn_of_size(index)
-        if self._says_what_fits:
-            self._say_what_fits()
-
-    def _copied(self, index: int, sample: Any) -> Any:
-        """A copy for ``transform``, which may edit it: what the dataset gave may be its own."""
-        if self._transform is None:
-            return sample
-        cached = self._records.get(index, self._allow_pickle, False)
-        if cached is not _C.MISS:
-            return cached
-        with contextlib.suppress(Exception):
-            encoded = _C.codec_encode(sample, self._allow_pickle)
-            return _C.codec_decode(*encoded, self._allow_pickle)
-        with contextlib.suppress(Exception):
-            return copy.deepcopy(sample)
-        return sample
 
     # Attributes
 
     def __getattr__(self, name: str) -> Any:
         # Only what is not found here: the dataset's own attributes stay reachable.
-        if name.startswith("__") or "dataset" not in self.__dict__:
+        if name.startswith("__") or "_stocache" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         value = getattr(self.dataset, name)
         attributes.check_forwarded(self.dataset, name, value)
-        return value
+        return self._stocache.set_epoch if name == "set_epoch" and callable(value) else value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        ours = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
-        if not ours and "dataset" in self.__dict__:
+        made = "_stocache" in vars(self)
+        if made and not name.startswith("__") and name not in _OURS and name not in vars(self):
             plain, known = type(self) is CachedDataset, hasattr(self.dataset, name)
-            if get_worker_info() is not None and (plain or known):
+            # What a subclass calls its own is its own, and so is what it keeps private.
+            own = not plain and (name.startswith("_") or hasattr(type(self), name))
+            if get_worker_info() is not None and not own and (plain or known):
                 # A worker_init_fn means the dataset of this worker.
                 with contextlib.suppress(AttributeError):
                     return setattr(self.dataset, name, value)
             elif plain and known:
                 raise attributes.refuse_attribute(self.dataset, name)
+        if made and name == "dataset":
+            self._stocache.source = value
         object.__setattr__(self, name, value)
 
     # The cache
@@ -349,8 +206,9 @@ class CachedDataset(Dataset[Any]):
     ) -> CachedDatasetStats:
         """Fills the cache ahead of training: by workers, as a DataLoader does it, or by a single
         one. No sample is loaded in this process."""
-        wanted = range(self._length) if indices is None else [self._place(i) for i in indices]
-        missing = [i for i in wanted if not self._records.contains(i)]
+        samples = self._stocache
+        wanted = range(samples.length) if indices is None else map(samples.place, indices)
+        missing = [i for i in wanted if samples.is_used() and not samples.records.contains(i)]
         if missing:
             loader = in_workers(
                 Loads(self), missing, num_workers, multiprocessing_context, worker_init_fn
@@ -368,123 +226,72 @@ class CachedDataset(Dataset[Any]):
         """
         if samples < 0:
             raise ValueError(f"samples is {samples}; use 0 or more")
-        cached = [i for i in _some(self._length, samples * 64) if self._records.contains(i)]
+        source, records = self.dataset, self._stocache.records
+        allow_pickle = self._stocache.allow_pickle
+        cached = [i for i in _some(len(self), samples * 64) if records.contains(i)]
         chosen = cached[:samples]
 
         def outcomes() -> list[str]:
             found: list[str] = []
             for index in chosen:
-                found.append(compare(self._records, self.dataset, index, self._allow_pickle))
+                found.append(compare(records, source, index, allow_pickle))
                 if found[-1] in (STALE, RANDOM):
                     break
             return found
 
         found = apart(outcomes) if chosen else []
-        if found and found[-1] in (STALE, RANDOM):
-            self._complain(chosen[len(found) - 1], found[-1])
+        if STALE in found:
+            raise telling.stale(records, chosen[len(found) - 1])
+        if RANDOM in found:
+            telling.warn(telling.random_text(chosen[len(found) - 1]))
         elif UNKNOWN in found:
-            warnings.warn(
+            telling.warn(
                 f"{found.count(UNKNOWN)} of {len(chosen)} samples cannot be compared with the "
                 "cached ones: they hold objects that do not say what they consist of; give their "
-                "classes an __eq__",
-                RuntimeWarning,
-                stacklevel=2,
+                "classes an __eq__"
             )
         return found.count(SAME)
 
-    def _compare_first(self, places: Sequence[int]) -> None:
-        for place in places:
-            if self._uncompared is None or self._uncompared.left == 0:
-                self._uncompared = None
-                return
-            if not self._records.contains(place):
-                continue
-            outcome = SAME
-            with contextlib.suppress(Exception):  # what cannot be loaded now was cached in time
-                outcome = compare(self._records, self.dataset, place, self._allow_pickle)
-            if outcome == STALE or (outcome == RANDOM and self._records.is_first_to_tell(_RANDOM)):
-                self._complain(place, outcome)
-            self._uncompared.count()
-
-    def _complain(self, index: int, outcome: str) -> None:
-        if outcome == RANDOM:
-            warnings.warn(
-                f"the dataset gives another sample {index} every time, and the cache keeps the "
-                "first: move what is random into CachedDataset(transform=...)",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-            return
-        name = self._records.location()["name"]
-        raise ValueError(
-            f"sample {index} in the cache {name!r} is not what the dataset gives now: the "
-            "cache is stale; empty it (clear(), after joining it with probe=0), or use another "
-            "name or fingerprint"
-        )
-
     def stats(self) -> CachedDatasetStats:
         """Counts of all processes so far."""
-        return CachedDatasetStats(**self._records.stats())
+        return self._stocache.stats()
 
     def is_complete(self) -> bool:
         """Whether every sample is in memory."""
-        return bool(self._records.stats()["filled"] == self._length)
-
-    def is_settled(self) -> bool:
-        """Whether every sample comes from memory, and none has to be compared any more."""
-        left = 0 if self._uncompared is None else self._uncompared.left
-        return left == 0 and self.is_complete()
+        stats = self._stocache.stats()
+        return stats.filled == stats.dataset_len
 
     def clear(self) -> None:
         """Empties the cache."""
-        self._records.clear()
+        self._stocache.records.clear()
 
     def close(self) -> None:
         """Detaches this process. The last process to detach removes the cache."""
-        self._records.close()
+        self._stocache.records.close()
 
     @property
     def name(self) -> Any:
         """The name under which other processes can join; the dataset's, if it has one."""
-        return getattr(self.dataset, "name", self._records.location()["name"])
+        return getattr(self.dataset, "name", self._stocache.records.location()["name"])
 
     @property
     def path(self) -> Any:
         """The file in /dev/shm, or None for a memfd; the dataset's, if it has one."""
-        return getattr(self.dataset, "path", self._records.location()["path"] or None)
+        return getattr(self.dataset, "path", self._stocache.records.location()["path"] or None)
 
     def __repr__(self) -> str:
-        if not self._records.is_open():
+        if not self._stocache.records.is_open():
             return f"{type(self).__name__}({self.dataset!r}, closed)"
-        stats = self.stats()
+        stats = self._stocache.stats()
+        filled = f"{stats.filled} of {stats.dataset_len} samples"
         return (
-            f"{type(self).__name__}({self.dataset!r}, {stats.filled} of {len(self)} samples in "
+            f"{type(self).__name__}({self.dataset!r}, {filled} in "
             f"{show_bytes(stats.used_bytes)} of {show_bytes(stats.data_bytes)})"
         )
 
-    # What is told
 
-    def _say_what_fits(self) -> None:
-        stats = self.stats()
-        tried = stats.fills + stats.dropped + stats.too_large + stats.unsupported
-        if tried >= min(SAMPLES, self._length):
-            self._says_what_fits = False
-            if stats.fills and self._records.is_first_to_tell(_WHAT_FITS):
-                say(str(Plan.of(stats)), inherited=os.getpid() != self._made_by)
-
-    def _warn_of_size(self, index: int) -> None:
-        regions = _LRU_REGIONS if self._records.arguments()[2] == "lru" else 1
-        longest = show_bytes(self._records.stats()["data_bytes"] // regions)
-        which = f'a part of the cache ({longest} of policy="lru")' if regions > 1 else "the cache"
-        remedy = 'use policy="freeze", or more memory' if regions > 1 else "give it more memory"
-        self._warn_once(
-            _TOO_LARGE,
-            f"sample {index} is larger than {which}, and loaded every time; {remedy}",
-        )
-
-    def _warn_once(self, what: int, text: str) -> None:
-        if self._records.is_first_to_tell(what):
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+# The attributes that every CachedDataset has.
+_OURS = frozenset(("dataset", "transform", "_stocache"))
 
 
 def _some(length: int, count: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +56,7 @@ class DataLoader(compat.Loader):
         if self.worker_init_fn is not None and self.num_workers:
             return None
         source = self._source()
-        if source is None or not source[0].is_settled():
+        if source is None or not source[0]._stocache.is_settled():
             return None
         return _Gatherer(*source, self)
 
@@ -68,32 +69,67 @@ class DataLoader(compat.Loader):
         if self.collate_fn is not collate or self.batch_sampler is None:
             return None
         source = _cached_source(self.dataset)
-        return source if source is not None and source[0].gathers() else None
+        return source if source is not None and source[0]._stocache_gathers() else None
 
 
 class _Gatherer:
-    """Batches from a complete cache, in this process."""
+    """Batches from a complete cache, in this process. A thread gathers ahead what needs no code of
+    the program. Such code (classes of samples, collate functions, indices of a subset) runs in the
+    thread that asks for a batch, as without the cache."""
 
     missing = _C.MISS
 
     def __init__(self, cached: CachedDataset, to_indices: ToIndices, loader: DataLoader) -> None:
         self.knows_order = _knows_order(loader.batch_sampler)
+        self._cached = cached
+        self._samples = cached._stocache
+        self._to_indices = to_indices
+        # Workers would not see what is set here while they run.
+        self._sees_changes = loader.num_workers == 0
         self._bytes_per_sample = _bytes_per_sample(cached)
         # As torch: pinned where there is something to pin for, on this thread's device.
         device = torch.accelerator.current_accelerator() if loader.pin_memory else None
-        pinned = device is not None and device.type != "mps" and torch.accelerator.is_available()
-        self._device = torch.accelerator.current_device_index() if pinned else None
-        threads = max(1, len(os.sched_getaffinity(0)))
-        self._make = partial(_make_batch, cached, to_indices, threads, pinned)
+        self._pinned = (
+            device is not None and device.type != "mps" and torch.accelerator.is_available()
+        )
+        self._device = torch.accelerator.current_device_index() if self._pinned else None
+        self._threads = max(1, len(os.sched_getaffinity(0)))
         self._ahead: ThreadPoolExecutor | None = None
 
     def start(self, indices: Sequence[int]) -> Callable[[], Any]:
-        make = partial(self._make, indices)
+        try:
+            chosen = self._to_indices(indices)
+        except Exception:  # when its turn comes, it will be the dataset's
+            return lambda: self.missing
+        gather = partial(self._gather, chosen)
         if self._ahead is None:
             if len(indices) * self._bytes_per_sample < _WORTH_A_THREAD:
-                return make
+                return partial(self._finish, chosen, gather)
             self._ahead = ThreadPoolExecutor(1, "stocache-gather", _use_device, (self._device,))
-        return self._ahead.submit(make).result
+        return partial(self._finish, chosen, self._ahead.submit(gather).result)
+
+    def _gather(self, chosen: list[Any]) -> Any:
+        batch = self._samples.collated(chosen, self._threads)
+        return batch if batch is _C.MISS else self._pin(batch)
+
+    def _finish(self, chosen: list[Any], gathered: Callable[[], Any]) -> Any:
+        """The batch, or ``_C.MISS`` if a sample is not in memory: who loads it is not decided here.
+        Likewise if samples have to be transformed since."""
+        if self._sees_changes and not self._cached._stocache_gathers():
+            return _C.MISS
+        # An index that is no number is the dataset's.
+        with contextlib.suppress(TypeError, IndexError):
+            batch = gathered()
+            if batch is not _C.MISS:
+                return batch
+        places = self._samples.in_memory(chosen)
+        if places is None:
+            return _C.MISS
+        # Of different shapes, or counted from the end.
+        return self._pin(default_collate(self._samples.get_many(places)))
+
+    def _pin(self, batch: Any) -> Any:
+        return compat.pin_memory(batch) if self._pinned else batch  # type: ignore[no-untyped-call]
 
 
 def _use_device(index: int | None) -> None:
@@ -102,26 +138,8 @@ def _use_device(index: int | None) -> None:
         torch.accelerator.set_device_index(index)
 
 
-def _make_batch(
-    cached: CachedDataset,
-    to_indices: ToIndices,
-    threads: int,
-    pinned: bool,
-    indices: Sequence[int],
-) -> Any:
-    """The batch, or ``_C.MISS`` if a sample is not in memory: who loads it is not decided here."""
-    chosen = to_indices(indices)
-    batch = cached.collated(chosen, threads)
-    if batch is _C.MISS:  # of different shapes or counted from the end, if not missing
-        places = cached._places(chosen)
-        if cached._records.missing(places):
-            return _C.MISS
-        batch = default_collate(cached.__getitems__(places))
-    return compat.pin_memory(batch) if pinned else batch  # type: ignore[no-untyped-call]
-
-
 def _bytes_per_sample(cached: CachedDataset) -> float:
-    stats = cached.stats()
+    stats = cached._stocache.stats()
     return stats.used_bytes / max(1, stats.filled)
 
 

@@ -100,9 +100,9 @@ def test_samples_are_whole_while_another_process_clears(
             for _ in range(count // 10):
                 index = random.randrange(SAMPLES)
                 # A torn copy would be of another length or schema: no exception, and an answer.
-                differs = dataset._records.differs(index, Changing()[index], False)
+                differs = dataset._stocache.records.differs(index, Changing()[index], False)
                 assert differs in {None, True, False}
-                dataset._records.contains(index)
+                dataset._stocache.records.contains(index)
         else:
             read_batches(dataset, seed, count, wrongs, 2 if "workers" in how else 0)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import pickle
+import warnings
 
 import pytest
 import stocache
@@ -193,3 +195,180 @@ def test_notes_of_a_program_stay_on_the_wrapper(cached):
     for twin in (copy.copy(dataset), pickle.loads(pickle.dumps(dataset))):
         assert twin.note == "mine" and not hasattr(twin.dataset, "note")
         assert twin[1] == {"x": 1}
+
+
+# Names that are anybody's
+
+
+class Handles(Dataset):
+    """Opened by a worker_init_fn under names that a CachedDataset might think its own."""
+
+    path = stats = _file = _records = _load = _transform = None
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, idx):
+        return idx + sum(getattr(self, name) or 0 for name in NAMES)
+
+
+NAMES = ("path", "stats", "_file", "_records", "_load", "_transform")
+
+
+def opens(worker):
+    dataset = torch.utils.data.get_worker_info().dataset
+    for name in NAMES:
+        setattr(dataset, name, 100)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, stocache.DataLoader])
+def test_whatever_a_worker_sets_reaches_the_source(cached, kind):
+    for source in (Handles(), cached(Handles())):
+        loader = kind(source, 2, num_workers=1, worker_init_fn=opens)
+        assert torch.cat(list(loader)).tolist() == [600, 601, 602, 603]
+
+
+def test_control_by_an_underscore_they_stay_on_the_wrapper(cached, monkeypatch):
+    def as_it_was(self, name, value):
+        if name.startswith("_") or name in vars(self) or hasattr(type(self), name):
+            return object.__setattr__(self, name, value)
+        return setattr(self.dataset, name, value)
+
+    dataset = cached(Handles())
+    monkeypatch.setattr(stocache.CachedDataset, "__setattr__", as_it_was)
+    with pytest.raises(AttributeError, match="path"):
+        list(DataLoader(dataset, 2, num_workers=1, worker_init_fn=opens))
+    gc.collect()  # the workers end with the exception
+
+
+def test_a_path_of_the_source_is_refused_by_name(cached):
+    with pytest.raises(AttributeError, match="path belongs to the wrapped Handles"):
+        cached(Handles()).path = "elsewhere"
+
+
+class Busy(stocache.CachedDataset):
+    """A subclass that knows nothing of our names."""
+
+    def __init__(self, source):
+        self.dataset = source
+        super().__init__(self.dataset, "8MiB", verbose=False)
+        self._transform = self._records = self._length = self._strict = self._uncompared = "mine"
+        self._file = None
+
+    def _load(self, path):
+        raise AssertionError("nobody asked for this")
+
+    _get = _store = _place = _places = _hand_out = _copied = _load_many = _load_missing = _load
+    _filled_up = _compare_first = _complain = _warn_once = _say_what_fits = _load
+    collated = gathers = is_settled = get_many = records = _load
+
+    def __getitem__(self, index):
+        if self._file is None:
+            self._file = "opened"  # by whoever reads first
+        return super().__getitem__(index)
+
+
+class Filed(Pictures):
+    _file = "the source's own"
+
+
+def test_a_subclass_meets_no_name_of_ours():
+    private = [name for name in dir(stocache.CachedDataset) if name.startswith("_")]
+    assert [name for name in private if not name.startswith("__") and name in vars(
+        stocache.CachedDataset)] == ["_stocache_gathers"]  # fmt: skip
+    with contextlib.closing(Busy(Filed())) as dataset:
+        dataset.warm(progress=False)
+        for workers in (0, 1):
+            for kind in (DataLoader, stocache.DataLoader):
+                batches = list(kind(dataset, 4, num_workers=workers))
+                assert torch.cat(batches)[:, 0].tolist() == list(range(8))
+        assert dataset.verify() == 8 and dataset.is_complete() and dataset.stats().loads == 8
+        assert dataset.batches[[1, 2]][:, 0].tolist() == [1, 2] and len(dataset[2:4]) == 2
+        assert dataset._transform == "mine" and dataset.transform is None
+        assert dataset._file == "opened" and dataset.dataset._file == "the source's own"
+        twin = pickle.loads(pickle.dumps(dataset))
+        assert twin._length == "mine" and int(twin[3][0]) == 3
+
+
+def test_copies_have_transforms_of_their_own(cached):
+    dataset = cached([1, 2, 3])
+    twin = copy.copy(dataset)
+    twin.transform = str
+    assert twin[:] == ["1", "2", "3"] and dataset[:] == [1, 2, 3]
+
+
+def test_another_dataset_in_its_place_is_asked(cached):
+    dataset = cached([1, 2, 3])
+    dataset.dataset = [4, 5, 6]
+    assert dataset[1] == 5 and dataset[:] == [4, 5, 6]
+
+
+# Epochs
+
+
+class Curriculum(Dataset):
+    """Gives other samples in every epoch. Workers see the number too."""
+
+    def __init__(self):
+        self.epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, idx):
+        return 100 * int(self.epoch) + idx
+
+    def set_epoch(self, epoch):
+        self.epoch.fill_(epoch)
+
+
+def trained(dataset, kind=DataLoader, **options):
+    """As accelerate and others do it."""
+    loader, seen = kind(dataset, 4, **options), []
+    for epoch in range(3):
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(epoch)
+        seen.append(torch.cat(list(loader)).tolist())
+    return seen
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True},
+    {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+], ids=str)  # fmt: skip
+def test_every_epoch_has_its_own_samples(cached, options):
+    expected = [[100 * epoch + idx for idx in range(8)] for epoch in range(3)]
+    for kind in (DataLoader, stocache.DataLoader):
+        dataset = cached(Curriculum())
+        dataset.warm(progress=False)
+        with pytest.warns(RuntimeWarning, match="set_epoch") as seen:
+            assert trained(dataset, kind, **options) == expected
+        (told,) = (str(each.message) for each in seen if "set_epoch" in str(each.message))
+        assert "wrapped Curriculum" in told and "transform" in told and "\n" not in told
+
+
+def test_control_forwarding_alone_mixes_epochs(cached):
+    dataset = cached(Curriculum())
+    dataset[:4]
+    dataset.dataset.set_epoch(1)
+    assert dataset[:] == [0, 1, 2, 3, 104, 105, 106, 107]
+
+
+def test_without_epochs_there_is_nothing_to_set(cached):
+    assert not hasattr(cached(Pictures()), "set_epoch")
+    source = Pictures()
+    source.set_epoch = 7
+    assert cached(source).set_epoch == 7, "data that is merely called so"
+
+
+def test_a_subclass_may_know_that_epochs_change_nothing():
+    class Knows(stocache.CachedDataset):
+        def set_epoch(self, epoch):
+            self.dataset.set_epoch(epoch)
+
+    with (
+        warnings.catch_warnings(),
+        contextlib.closing(Knows(Curriculum(), "8MiB", verbose=False)) as dataset,
+    ):
+        warnings.simplefilter("error")
+        assert trained(dataset) == [list(range(8))] * 3

@@ -46,12 +46,9 @@ def test_a_stock_loader_takes_batches_from_the_view(cached, log, workers):
 def test_what_can_be_gathered_is_gathered(cached):
     dataset = cached(Fixed([torch.full((4,), idx) for idx in range(8)]))
     gathered = []
-    native = dataset.collated
-    object.__setattr__(
-        dataset,
-        "collated",
-        lambda *args, **more: gathered.append(native(*args, **more)) or gathered[-1],
-    )
+    samples = dataset._stocache
+    native = samples.collated
+    samples.collated = lambda *args, **more: gathered.append(native(*args, **more)) or gathered[-1]
     for _ in range(2):
         assert dataset.batches[[1, 2, -1]][:, 0].tolist() == [1, 2, 7]
     assert all(batch is not _C.MISS for batch in gathered) and len(gathered) == 2

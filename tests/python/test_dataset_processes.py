@@ -26,9 +26,9 @@ from handles import (
     write_zip,
 )
 from sources import FORK, Counted, Fixed, words_of
-from stocache import _C
+from stocache import _C, _compare
 from stocache._dataset import apart as implementation
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 LENGTH = 400
 FILE_BUFFER = 4096
@@ -39,7 +39,7 @@ def kept(source, name, **options):
     """A cache over `source` that is complete and outlives its processes; removed afterwards."""
     options = {"name": name, "keep": True, "fingerprint": "x", "verbose": False, **options}
     first = stocache.CachedDataset(source, "8MiB", **options)
-    path = first._records.location()["path"]
+    path = first._stocache.records.location()["path"]
     try:
         first.warm(progress=False)
         first.close()
@@ -303,12 +303,12 @@ def test_the_first_hits_are_compared_by_the_workers(log, unique_name):
             assert 5 <= sum(source.loads().values()) - before <= 7, "all workers together"
         before = sum(source.loads().values())
         with contextlib.closing(stocache.CachedDataset(source, "8MiB", **options)) as dataset:
-            assert not dataset.is_settled()
+            assert not dataset._stocache.is_settled()
             loader = DataLoader(
                 dataset, 4, num_workers=1, multiprocessing_context="spawn", collate_fn=plain
             )
             assert sum(map(len, loader)) == 40
-            assert dataset.is_settled(), "what spawned workers compared counts here too"
+            assert dataset._stocache.is_settled(), "what spawned workers compared counts here too"
             for idx in range(40):
                 assert dataset[idx][1].numel() == words_of(idx, 64)
             assert sum(source.loads().values()) - before == 5
@@ -364,4 +364,74 @@ def test_numbers_drawn_to_tell_random_from_stale_are_drawn_again(unique_name):
     ):
         with pytest.warns(RuntimeWarning, match="another sample"):
             assert rest(dataset) == without
-        assert dataset._records.get(3, False) is not _C.MISS
+        assert dataset._stocache.records.get(3, False) is not _C.MISS
+
+
+# What is the same up to rounding
+
+
+class Rounded(Dataset):
+    """A mean, whose last digits depend on who computes it."""
+
+    def __init__(self, share=0.0):
+        self.share = share
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, idx):
+        row = torch.arange(1.0, 9.0) + idx
+        return row * (1 + self.share), float(row.mean() * (1 + self.share)), idx
+
+
+@pytest.mark.parametrize("share, stale", [(0.0, False), (1e-6, False), (1e-4, True), (0.1, True)])
+def test_rounding_is_no_other_sample_and_a_change_is(unique_name, share, stale):
+    with kept(Rounded(), unique_name(), probe=4) as options:
+        other = stocache.CachedDataset(Rounded(share), "8MiB", **options)
+        with contextlib.closing(other) as dataset:
+            if stale:
+                with pytest.raises(ValueError, match="stale"):
+                    dataset[3]
+                with pytest.raises(ValueError, match="stale"):
+                    dataset.verify()
+            else:
+                assert dataset[3][2] == 3 and dataset.verify() == 8
+
+
+def test_control_bit_by_bit_rounding_is_stale(unique_name, monkeypatch):
+    monkeypatch.setattr(_compare, "_ROUNDING", 0.0)
+    with kept(Rounded(), unique_name()) as options:
+        other = stocache.CachedDataset(Rounded(1e-6), "8MiB", **options)
+        with contextlib.closing(other) as dataset, pytest.raises(ValueError, match="stale"):
+            dataset[3]
+
+
+THREADS = """
+import sys, torch, stocache
+
+class Sums(torch.utils.data.Dataset):
+    rows = torch.rand(4, 1_000_003, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, idx):
+        return self.rows[idx].sum()
+
+sums = []
+for threads in (4, 1):
+    torch.set_num_threads(threads)
+    dataset = stocache.CachedDataset(
+        Sums(), "8MiB", name=sys.argv[1], fingerprint="x", verbose=False
+    )
+    sums.append([float(Sums()[idx]) for idx in range(4)])
+    dataset[:]  # loads and stores, or compares
+    assert dataset.verify() == 4
+    kept = dataset if threads == 4 else None
+print("sums differ" if sums[0] != sums[1] else "sums do not differ")
+"""
+
+
+def test_another_number_of_threads_makes_no_other_sample(run_script, unique_name):
+    done = run_script(THREADS, unique_name())
+    assert done.stdout == "sums differ\n", "this is what there was to be forgiven"

@@ -14,6 +14,7 @@ import torch
 from sources import FORK, INDEX, Counted, Fixed, Plain, Together, doubled
 from stocache import _C
 from stocache import cached_dataset as implementation
+from stocache._dataset.samples import Samples
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 
@@ -161,7 +162,7 @@ def test_a_transform_of_a_sample_that_cannot_be_stored_edits_a_copy_too(cached):
 
 def test_a_transform_that_is_given_the_source_itself_edits_it(cached, monkeypatch):
     # the control of the tests above
-    monkeypatch.setattr(stocache.CachedDataset, "_copied", lambda self, index, sample: sample)
+    monkeypatch.setattr(Samples, "_copied", lambda self, index, sample: sample)
     source = [(0, torch.ones(3))]
     cached(source, transform=doubled)[0]
     assert source[0][1].tolist() == [2, 2, 2]
@@ -250,7 +251,7 @@ def test_a_sample_that_is_too_large_is_warned_about_once(cached):
 
 
 def is_free(dataset, index):
-    with dataset._records.loading() as loading:
+    with dataset._stocache.records.loading() as loading:
         return loading.begin(index) is not _C.Claim.LOADING_ELSEWHERE
 
 
@@ -260,8 +261,8 @@ def test_an_interrupt_at_any_line_leaves_no_claim(cached, log, batch):
     dataset = cached(source)
     codes = {
         function.__code__
-        for function in (dataset._load.__func__, dataset._load_many.__func__,
-                         dataset._store.__func__, source.__getitems__.__func__)
+        for function in (Samples.load, Samples._load_many, Samples._load_together, Samples._store,
+                         source.__getitems__.__func__)
     }  # fmt: skip
     interrupted = 0
     for line in range(60):
@@ -287,7 +288,9 @@ def test_an_interrupt_at_any_line_leaves_no_claim(cached, log, batch):
             sys.settrace(None)
         assert all(is_free(dataset, index) for index in chosen), f"after {line} lines"
     assert interrupted > 10
-    with dataset._records.loading() as loading:  # the control: a claim that is held is seen
+    with (
+        dataset._stocache.records.loading() as loading
+    ):  # the control: a claim that is held is seen
         loading.begin(399)
         assert not is_free(dataset, 399)
 
@@ -302,13 +305,13 @@ def test_slices_and_lists_give_lists_of_samples(cached, log):
     assert dataset[range(2, 4)] == [2, 3]
     assert dataset[torch.tensor([4, 1])] == [4, 1] == dataset[torch.tensor([4, 1]).numpy()]
     assert dataset[20:] == [] and dataset[torch.tensor(5)] == 5
-    with pytest.raises(IndexError):
-        dataset[[0, 10]]
     for index in ([True, False], ["a"], [1.5], (1, 2)):
         with pytest.raises(TypeError):
             dataset[index]
     part = Subset(dataset, [7, 8, 9])
     assert part[[0, 2]] == [7, 9], "as torch's Subset asks"
+    with pytest.raises(IndexError):
+        cached(list(range(10)))[[0, 10]]
 
 
 # Workers that change their dataset
@@ -374,3 +377,96 @@ def test_a_forked_child_that_sets_what_is_new_keeps_it(cached):
     assert receive.poll(60) and receive.recv() == 5
     process.join()
     assert not hasattr(dataset, "mine")
+
+
+# Keys that are not cached
+
+
+class ByKey(Dataset):
+    """Takes what its sampler yields: an index and a size, a name, an index beyond its length."""
+
+    def __init__(self, many=False):
+        self.many = many
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, key):
+        if isinstance(key, tuple):
+            return torch.full((key[1],), key[0])
+        return torch.full((2,), ord(key) if isinstance(key, str) else key % 8)
+
+
+class ManyByKey(ByKey):
+    def __getitems__(self, keys):
+        return [self[key] for key in keys]
+
+
+KEYS = {
+    "pairs": [(idx, 3) for idx in range(8)],
+    "names": list("abcdefgh"),
+    "wrapping": list(range(4, 12)),
+    "far below": [-9, 1, 2, -20],
+}
+
+
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.parametrize("kind", [DataLoader, stocache.DataLoader])
+@pytest.mark.parametrize("source", [ByKey, ManyByKey])
+def test_other_keys_are_passed_on(cached, source, kind, keys):
+    options = {"sampler": KEYS[keys], "batch_size": 2}
+    expected = torch.cat(list(DataLoader(source(), **options)))
+    for warm in (False, True):
+        dataset = cached(source())
+        if warm:
+            dataset.warm(progress=False)
+        with pytest.warns(RuntimeWarning, match=r"index .* is passed on to the dataset") as seen:
+            for _ in range(2):
+                assert torch.equal(torch.cat(list(kind(dataset, **options))), expected)
+                assert torch.equal(dataset[KEYS[keys][-1]], expected[-1])
+        assert len(seen) == 1 and dataset.stats().unsupported >= 4
+        with_workers = list(kind(dataset, num_workers=1, **options))
+        assert torch.equal(torch.cat(with_workers), expected)
+        augmented = cached(source(), transform=lambda row: row.add_(1))
+        with pytest.warns(RuntimeWarning, match="passed on"):
+            assert torch.equal(torch.cat(list(kind(augmented, **options))), expected + 1)
+
+
+def test_control_a_number_of_every_key_ends_the_epoch(cached, monkeypatch):
+    monkeypatch.setattr(Samples, "_place", Samples.place)
+    monkeypatch.setattr(Samples, "_places", lambda self, keys: [self.place(key) for key in keys])
+    for keys, error in (("pairs", TypeError), ("wrapping", (IndexError, RecursionError))):
+        with pytest.raises(error):
+            list(DataLoader(cached(ByKey()), 2, sampler=KEYS[keys]))
+
+
+def test_a_source_that_knows_its_end_says_so_itself(cached):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dataset = cached([1, 2, 3])
+        for index in (3, -4):
+            with pytest.raises(IndexError, match="list index out of range"):
+                dataset[index]
+        with pytest.raises(IndexError):
+            dataset.__getitems__([1, 3])
+        with pytest.raises(TypeError):
+            dataset["one"]
+        assert list(dataset) == [1, 2, 3] and 2 in dataset and dataset.stats().unsupported == 0
+        assert [int(row[0]) for row in cached(ByKey())] == list(range(8)), "len() ends the loop"
+
+
+# Nothing at all
+
+
+@pytest.mark.parametrize("kind", [DataLoader, stocache.DataLoader])
+def test_an_empty_dataset_is_an_empty_epoch(cached, kind):
+    dataset = cached([])
+    assert len(dataset) == 0 and list(dataset) == [] and dataset[:] == []
+    assert dataset.is_complete() and dataset.stats().dataset_len == 0
+    assert "0 of 0 samples" in str(dataset.warm(progress=False)) and dataset.verify() == 0
+    for workers in (0, 1):
+        assert [*kind(dataset, 4, num_workers=workers)] == [*DataLoader([], 4)] == []
+    assert len(torch.utils.data.ConcatDataset([dataset, cached([1, 2])])) == 2
+    with pytest.raises(IndexError):
+        dataset[0]
+    assert "0 of 0 samples" in repr(dataset)

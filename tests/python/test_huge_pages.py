@@ -145,7 +145,7 @@ def test_a_dataset_has_huge_pages_in_whoever_reads_it(in_own_shm):
         again = pickle.loads(pickle.dumps(cached))
         assert all(torch.equal(again[idx], samples[idx]) for idx in range(300))
         read, _ = in_a_reader(lambda: [again[idx] for idx in range(300)])
-        return huge_bytes(), read, again._records.arguments()[-4]
+        return huge_bytes(), read, again._stocache.records.arguments()[-4]
 
     filled, read, word = in_own_shm(scenario)
     assert filled >= 40 * MIB and read >= 40 * MIB and word == "yes"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 from pathlib import Path
@@ -20,8 +19,6 @@ def resident() -> int:
 
 def grown(sample, keep, count: int = 300) -> int:
     """Bytes by which the process grows if it keeps these parts of that many samples."""
-    # What is freed goes back at once: held memory is measured, not how malloc fills its holes.
-    assert ctypes.CDLL(None).mallopt(-3, 256 << 10)  # M_MMAP_THRESHOLD
     store = _C.Records()
     store.open(1 << 24, 1, "freeze", "", "memfd", False, _C.fingerprint_of("x"), "no", "", 0, -1)
     with store.loading() as loading:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,10 @@ import pytest
 import stocache
 import torch
 from differential import Copying, DrawsInIter, DrawsPerBatch
+from sources import Fixed
 from stocache import loader as module
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 
 @pytest.fixture
@@ -250,5 +253,93 @@ def test_a_view_of_batches_says_what_it_needs(complete):
     assert len(view) == 40 and view[[3, 1]][1].tolist() == [3, 1]
     with pytest.raises(TypeError, match=r"index 3 of a view of batches; a list of indices"):
         view[3]
-    with pytest.raises(IndexError, match="out of bounds"):
+    with pytest.raises(IndexError, match="out of range"):
         view[[40]]
+
+
+# What is set, and what runs where, while batches are gathered ahead
+
+
+class Wide(Fixed):
+    """Samples of which a batch is worth a thread."""
+
+    def __init__(self, make):
+        super().__init__([make(idx) for idx in range(12)])
+
+
+def wide(idx):
+    return torch.full((1 << 19,), idx, dtype=torch.uint8)
+
+
+def set_in_mid_epoch(kind, dataset, **options):
+    seen = []
+    for n, batch in enumerate(kind(dataset, 2, **options)):
+        if n == 1:
+            dataset.transform = lambda sample: sample + 100
+        seen += batch[:, 0].tolist()
+    dataset.transform = None
+    return seen
+
+
+@pytest.mark.parametrize("make", [wide, lambda idx: torch.full((1,), idx)], ids=["wide", "small"])
+def test_a_transform_that_is_set_in_mid_epoch_counts_where_it_does_with_torch(cached, make):
+    dataset = cached(Wide(make), "64MiB")
+    dataset.warm(progress=False)
+    assert stocache.DataLoader(dataset, 2).gatherer() is not None
+    for workers in (0, 1):
+        expected = set_in_mid_epoch(DataLoader, dataset, num_workers=workers)
+        assert set_in_mid_epoch(stocache.DataLoader, dataset, num_workers=workers) == expected
+        assert (expected[4] == 104) == (workers == 0), "workers have datasets of their own"
+
+
+def test_control_asking_only_at_the_start_misses_it(cached, monkeypatch):
+    dataset = cached(Wide(wide), "64MiB")
+    dataset.warm(progress=False)
+    monkeypatch.setattr(dataset, "_stocache_gathers", lambda: True)
+    assert set_in_mid_epoch(stocache.DataLoader, dataset) == list(range(12))
+
+
+@dataclasses.dataclass
+class Noted:
+    """Cannot be gathered: its batches are collated by a function of the program."""
+
+    row: torch.Tensor
+
+
+def threads_that_collate(cached, monkeypatch):
+    threads = []
+
+    def collate_noted(batch, *, collate_fn_map=None):
+        threads.append(threading.current_thread())
+        return torch.stack([sample.row for sample in batch])
+
+    monkeypatch.setitem(default_collate_fn_map, Noted, collate_noted)
+    dataset = cached(Wide(lambda idx: Noted(wide(idx))), "64MiB")
+    dataset.warm(progress=False)
+    assert [batch[0, 0] for batch in stocache.DataLoader(dataset, 2)] == list(range(0, 12, 2))
+    assert len(threads) == 6
+    return set(threads)
+
+
+def test_functions_of_a_program_run_in_its_own_thread(cached, monkeypatch):
+    assert threads_that_collate(cached, monkeypatch) == {threading.current_thread()}
+
+
+def test_control_functions_that_are_called_ahead_run_in_another_thread(cached, monkeypatch):
+    finish = module._Gatherer._finish
+
+    def ahead(self, *arguments):
+        return self._ahead.submit(finish, self, *arguments).result()
+
+    monkeypatch.setattr(module._Gatherer, "_finish", ahead)
+    assert threading.current_thread() not in threads_that_collate(cached, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, stocache.DataLoader])
+def test_indices_of_a_subset_that_do_not_exist_fail_when_their_turn_comes(cached, kind):
+    dataset = cached(Wide(wide), "64MiB")
+    dataset.warm(progress=False)
+    batches = iter(kind(Subset(dataset, range(6)), batch_sampler=[[0, 1], [2, 3], [6, 7], [4, 5]]))
+    assert [next(batches)[0, 0].item() for _ in range(2)] == [0, 2]
+    with pytest.raises(IndexError):
+        next(batches)

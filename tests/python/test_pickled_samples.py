@@ -260,7 +260,7 @@ def test_samples_that_cannot_be_compared_are_no_error(cached, monkeypatch):
     ds = cached([{1}, {2}], allow_pickle=True)
     ds[0], ds[1]
     monkeypatch.setattr(_compare._Comparison, "same", lambda self, one, other: None)
-    monkeypatch.setattr(type(ds._records), "differs", lambda *_: True)
+    monkeypatch.setattr(type(ds._stocache.records), "differs", lambda *_: True)
     with pytest.warns(RuntimeWarning, match="cannot be compared"):
         assert ds.verify() == 0
 

@@ -19,9 +19,11 @@ import warnings
 from pathlib import Path
 
 import pytest
+import stocache
 import torch
 from kernel import MS_RDONLY, hog_the_mount, mount_shm
 from samples import complaint, limit_gib, whole, words_cache
+from stocache._dataset.comparing import Countdown
 
 FORK = multiprocessing.get_context("fork")
 
@@ -125,6 +127,37 @@ def test_reading_a_hole_of_a_full_mount_is_what_kills_without_the_promise(in_own
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     assert in_own_shm(scenario) == -signal.SIGBUS
+
+
+def joined_on_a_full_mount():
+    """A cache that holds samples is joined, and compared, where there is no room for a counter."""
+    options = {"name": "full", "fingerprint": "x", "backing": "shm", "verbose": False}
+    source = [torch.full((8,), idx) for idx in range(8)]
+    first = stocache.CachedDataset(source, "1MiB", **options)
+    first.warm(progress=False)
+    hog_the_mount()
+    second = stocache.CachedDataset(source, "1MiB", **options)
+    assert [int(row[0]) for row in second] == list(range(8))
+    counted = second._stocache._uncompared is None
+    os.unlink("/dev/shm/hog")
+    loads = second.stats().loads
+    second.close()
+    first.close()
+    return counted, loads
+
+
+def test_a_cache_is_joined_where_there_is_no_room_for_a_counter(in_own_shm):
+    assert in_own_shm(joined_on_a_full_mount) == (True, 8)
+
+
+def test_control_a_counter_that_must_be_shared_ends_it(in_own_shm, monkeypatch):
+    def shared_or_not_at_all(self, start):
+        self._left = torch.tensor([start])
+        self._left.share_memory_()
+
+    monkeypatch.setattr(Countdown, "__init__", shared_or_not_at_all)
+    with pytest.raises(pytest.fail.Exception, match=r"No space left|shared memory"):
+        in_own_shm(joined_on_a_full_mount)
 
 
 def test_workers_on_a_full_mount_warn_once_and_go_on(in_own_shm):

@@ -48,7 +48,10 @@ def in_workers(
 
 def apart(function: Callable[[], Any]) -> Any:
     """``function()``, called in a process of its own."""
-    return next(iter(in_workers(_Call(function), [0])))
+    loader = in_workers(_Call(function), [0])
+    # Other numbers than workers before it drew: what is random is to be seen.
+    loader.generator.seed()
+    return next(iter(loader))
 
 
 class _Call(Dataset[Any]):

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch.utils.data import Dataset, default_collate
 
-from stocache import _C
-
 
 class View(Dataset[Any]):
     """Stands for a CachedDataset in front of a loader: attributes are those of the latter, also
@@ -35,8 +33,9 @@ class Loads(View):
     """Loads samples into the cache without handing them out."""
 
     def __getitem__(self, index: int) -> None:
-        if not self.cached._records.contains(index):
-            self.cached._load(index, asked_for=False)
+        samples = self.cached._stocache
+        if not samples.records.contains(index):
+            samples.load(index, asked_for=False)
 
 
 class Batches(View):
@@ -51,13 +50,9 @@ class Batches(View):
                 f"index {indices} of a view of batches; a list of indices is needed: give the "
                 "DataLoader sampler=BatchSampler(...) and batch_size=None"
             )
-        cached = self.cached
-        if not cached.gathers():
-            return default_collate(cached.__getitems__(indices))
-        places = cached._places(indices)
-        loaded = cached._load_missing(places)
-        batch = cached.collated(places, counted=len(loaded))
-        return batch if batch is not _C.MISS else default_collate(cached._filled_up(places, loaded))
+        if not self.cached._stocache_gathers():
+            return default_collate(self.cached.__getitems__(indices))
+        return self.cached._stocache.batch(indices)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         return self[indices]

@@ -22,19 +22,19 @@ def compare(records: _C.Records, dataset: Any, index: int, allow_pickle: bool) -
     sample = dataset[index]
     try:
         equal = same_as_stored(records, index, sample, allow_pickle)
-    except _C.UnsupportedSample:  # what was stored was something else
+    except ValueError:  # one of them cannot be stored, or not be read: they are not the same
         equal = False
     if equal is None:
         return UNKNOWN
     if equal:
         return SAME
-    with _random_numbers_kept():
+    with random_numbers_kept():
         again = same(sample, dataset[index])
     return UNKNOWN if again is None else STALE if again else RANDOM
 
 
 @contextlib.contextmanager
-def _random_numbers_kept() -> Iterator[None]:
+def random_numbers_kept() -> Iterator[None]:
     """What is drawn inside is drawn again outside."""
     numpy: Any = sys.modules.get("numpy")
     states = (random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state())
@@ -49,15 +49,18 @@ def _random_numbers_kept() -> Iterator[None]:
 
 class Countdown:
     """A number that a process counts down together with those that it starts. Two that count at the
-    same moment may count as one."""
+    same moment may count as one. Where there is no shared memory left, each counts for itself."""
 
     def __init__(self, start: int) -> None:
-        self._left = torch.tensor([start])
-        self._left.share_memory_()  # type: ignore[no-untyped-call]
+        self._left: torch.Tensor | list[int] = [start]
+        with contextlib.suppress(OSError, RuntimeError):  # no room in /dev/shm
+            shared = torch.tensor([start])
+            shared.share_memory_()  # type: ignore[no-untyped-call]
+            self._left = shared
 
     @property
     def left(self) -> int:
-        return max(0, int(self._left))
+        return max(0, int(self._left[0]))
 
     def count(self) -> None:
-        self._left -= 1
+        self._left[0] = int(self._left[0]) - 1

@@ -71,7 +71,7 @@ def open_records(
     chosen = name or ("" if apart is None else _name(apart, policy, found.text))
     open_or_clear(
         lambda: records.open(
-            limit, len(dataset), policy, chosen, backing, keep, hashed, huge_pages,
+            limit, max(1, len(dataset)), policy, chosen, backing, keep, hashed, huge_pages,
             *NOT_OPEN_ELSEWHERE,
         ),
         chosen, on_change, found.notes(),

@@ -1,0 +1,357 @@
+"""The samples of a dataset: from memory, or loaded and stored."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import operator
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from stocache import _C
+from stocache._dataset import telling, together
+from stocache._dataset.comparing import RANDOM, SAME, STALE, Countdown, compare
+from stocache._dataset.stats import CachedDatasetStats
+from stocache._dataset.together import Together, WholeBatch
+from stocache._torch.ipc import is_worker
+from stocache.planner import SAMPLES, Plan, say
+
+# How long to wait at least for another process that is loading the same sample, before loading it
+# too. It is longer where loading takes longer (rust/core/src/records/waiting.rs).
+_PATIENCE_SECONDS = 0.5
+
+
+class Records(_C.Records):
+    """The native store, which joins the same memory in another process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rejoin, (self.arguments(),))
+
+
+def _rejoin(arguments: tuple[Any, ...]) -> Records:
+    records = Records()
+    records.open(*arguments)
+    return records
+
+
+class Samples:
+    """What a CachedDataset consists of, apart from its transform. It is one attribute of it: other
+    names cannot meet those of subclasses and of wrapped datasets."""
+
+    def __init__(
+        self, source: Any, records: Records, length: int, *, allow_pickle: bool, strict: bool,
+        probe: int, says_what_fits: bool,
+    ) -> None:  # fmt: skip
+        self.source = source
+        self.records = records
+        self.length = length
+        self.allow_pickle = allow_pickle
+        self._strict = strict
+        self._made_by = os.getpid()
+        self._says_what_fits = says_what_fits
+        self._together = Together()
+        # Cached samples still to be compared with the dataset's: when one is asked for, by whom it
+        # is asked for, who would have loaded it without a cache.
+        self._uncompared = Countdown(probe) if probe else None
+        # Counted down when a new epoch makes other samples; only where there is such a thing.
+        self._until_epochs = Countdown(1) if hasattr(source, "set_epoch") else None
+
+    # One sample
+
+    def get(self, index: Any, to_edit: bool) -> Any:
+        """A sample. Who means ``to_edit`` it never gets what belongs to the dataset."""
+        place = self._place(index)
+        if place is None or not self.is_used():
+            return self._pass_on(index, place is None, to_edit)
+        if self._uncompared is not None:
+            self._compare_first([place])
+        return self._get(place, to_edit)
+
+    def _get(self, place: int, to_edit: bool) -> Any:
+        sample = self.records.get(place, self.allow_pickle)
+        return self.load(place, to_edit) if sample is _C.MISS else sample
+
+    def load(self, index: int, to_edit: bool = False, asked_for: bool = True) -> Any:
+        """A sample that is not cached: loaded once per node, by whoever is first. If that is
+        another process it is a hit, otherwise a miss if the sample was ``asked_for``."""
+        with self.records.loading() as loading:
+            claim = loading.begin(index)
+            if claim is _C.Claim.LOADING_ELSEWHERE:
+                self.records.wait(index, _PATIENCE_SECONDS)
+                claim = loading.begin(index)
+            if claim is _C.Claim.PRESENT:  # somebody has stored it meanwhile
+                sample = self.records.get(index, self.allow_pickle)
+                if sample is not _C.MISS:
+                    return sample
+            sample = self._load(index, asked_for)
+            if claim is _C.Claim.LOAD_AND_STORE:
+                self._store(loading, index, sample)
+        if asked_for:
+            return self._copied(index, sample) if to_edit else sample
+        return None
+
+    def _load(self, index: Any, asked_for: bool = True) -> Any:
+        self.records.note(0, int(asked_for))
+        began = time.perf_counter()
+        sample = self.source[index]
+        self.records.note_loads(1, time.perf_counter() - began)
+        return sample
+
+    def _pass_on(self, key: Any, is_other: bool, to_edit: bool) -> Any:
+        """What the dataset gives for a key, uncached."""
+        sample = self._load(key)
+        if is_other:
+            self._tell_of_key(key)
+        return _copy_of(sample, self.allow_pickle) if to_edit else sample
+
+    # Many
+
+    def get_many(self, indices: Sequence[Any], to_edit: bool = False, whole: bool = False) -> Any:
+        """A list of samples. ``whole``: or a batch, if that is what the dataset gives."""
+        try:
+            places, loaded = self._with_missing(indices, to_edit, whole)
+        except _Given as given:
+            return given.batch
+        return self._filled_up(places, loaded, to_edit)
+
+    def batch(self, indices: Sequence[Any]) -> Any:
+        """What default_collate makes of these samples, gathered natively where that can be done."""
+        try:
+            places, loaded = self._with_missing(indices, to_edit=False, whole=True)
+        except _Given as given:
+            return default_collate(given.batch)
+        batch = self.collated(places, counted=len(loaded))
+        if batch is _C.MISS:
+            batch = default_collate(self._filled_up(places, loaded, to_edit=False))
+        return batch
+
+    def collated(self, places: Sequence[Any], threads: int = 1, counted: int = 0) -> Any:
+        """The batch as default_collate makes it, gathered natively. ``_C.MISS`` if a sample is not
+        in memory, or if these samples must be collated in Python. ``counted`` of them were counted
+        as they came; the others are hits."""
+        return self.records.collate(places, threads, is_worker(), counted)
+
+    def in_memory(self, indices: Sequence[Any]) -> list[int] | None:
+        """The places of these samples, if all are cached."""
+        places = self._places(indices)
+        return places if places is not None and not self.records.missing(places) else None
+
+    def _with_missing(
+        self, indices: Sequence[Any], to_edit: bool, whole: bool
+    ) -> tuple[list[int], dict[int, Any]]:
+        """The places of these samples, and what was not cached of them, loaded together: by its
+        position in the places."""
+        places = self._places(indices)
+        if places is None or not self.is_used():
+            raise _Given(self._pass_many_on(indices, places is None, to_edit, whole))
+        if whole and self._together.gives_whole_batches():
+            raise _Given(self._whole_batch(indices))
+        if self._uncompared is not None:
+            self._compare_first(places)
+        missing = self.records.missing(places)
+        try:
+            loaded = self._load_many([places[k] for k in missing], to_edit, whole)
+        except WholeBatch as found:
+            telling.of_whole_batches(self.records, self.source, found.batch, len(found.indices))
+            all_of_it = found.indices == places
+            raise _Given(found.batch if all_of_it else self._whole_batch(indices)) from None
+        return places, dict(zip(missing, loaded, strict=True))
+
+    def _filled_up(self, places: list[int], loaded: dict[int, Any], to_edit: bool) -> list[Any]:
+        return [
+            loaded[k] if k in loaded else self._get(place, to_edit)
+            for k, place in enumerate(places)
+        ]
+
+    def _load_many(self, indices: list[int], to_edit: bool, whole: bool) -> list[Any]:
+        function = together.function_of(self.source)
+        if function is None or not indices or self._together.is_not_for(len(indices)):
+            return [self.load(index, to_edit) for index in indices]
+        loaded: dict[int, Any] = {}
+        with self.records.loading() as loading:
+            begun = ((index, loading.begin(index)) for index in dict.fromkeys(indices))
+            ours = [index for index, claim in begun if claim is _C.Claim.LOAD_AND_STORE]
+            try:
+                if ours:
+                    loaded = self._load_together(function, ours)
+            except WholeBatch:
+                if whole:
+                    raise
+            for index, sample in loaded.items():
+                self._store(loading, index, sample)
+
+        def hand_out(index: int) -> Any:
+            # Each is handed out once: an index that comes twice gets two samples.
+            if index not in loaded:
+                return self.load(index, to_edit)
+            sample = loaded.pop(index)
+            return self._copied(index, sample) if to_edit else sample
+
+        return [hand_out(index) for index in indices]
+
+    def _load_together(self, function: together.Function, indices: list[int]) -> dict[int, Any]:
+        given = self._ask(function, indices)
+        samples = self._together.samples(given, function, indices)
+        return dict(zip(indices, samples, strict=True))
+
+    def _ask(self, function: together.Function, keys: list[Any]) -> Any:
+        self.records.note(0, len(keys))
+        began = time.perf_counter()
+        given = function(keys)
+        self.records.note_loads(len(keys), time.perf_counter() - began)
+        return given
+
+    def _pass_many_on(
+        self, keys: Sequence[Any], are_others: bool, to_edit: bool, whole: bool
+    ) -> Any:
+        """What the dataset gives for these, uncached, asked for as torch does it."""
+        if whole and together.function_of(self.source) is not None:
+            batch = self._whole_batch(keys)
+            if are_others:
+                other = next(key for key in keys if self._place(key) is None)
+                self._tell_of_key(other, len(keys))
+            return batch
+        return [self._pass_on(key, self._place(key) is None, to_edit) for key in keys]
+
+    def _whole_batch(self, keys: Sequence[Any]) -> Any:
+        function = together.function_of(self.source)
+        assert function is not None
+        return self._ask(function, list(keys))
+
+    # Places
+
+    def place(self, index: Any) -> int:
+        """The number of a sample from 0 on, or an IndexError."""
+        place = self._place(operator.index(index))
+        if place is None:
+            raise IndexError(
+                f"index {index} is out of bounds of a dataset of {self.length} samples"
+            )
+        return place
+
+    def _place(self, index: Any) -> int | None:
+        """The number of a sample from 0 on. None for what only the dataset may know."""
+        try:
+            place = operator.index(index)
+        except TypeError:
+            return None
+        if 0 <= place < self.length:
+            return place
+        return place + self.length if -self.length <= place < 0 else None
+
+    def _places(self, indices: Sequence[Any]) -> list[int] | None:
+        """Likewise for many; None if that is so for any of them."""
+        try:
+            places = list(map(operator.index, indices))
+        except TypeError:
+            return None
+        # The usual case without a call per index.
+        if places and min(places) >= 0 and max(places) < self.length:
+            return places
+        found = [place for place in map(self._place, places) if place is not None]
+        return found if len(found) == len(places) else None
+
+    # Storing
+
+    def _store(self, loading: _C.Loading, index: int, sample: Any) -> None:
+        """Stores a sample that was begun. Whatever comes of it, the sample can be handed out."""
+        if not self.is_used():  # it may be of a new epoch
+            return
+        try:
+            outcome = loading.put(index, sample, self.allow_pickle)
+        except Warning:  # asked for as an error
+            raise
+        except Exception as error:
+            if self._strict:
+                raise
+            self.records.note_unsupported()
+            telling.of_unsupported(self.records, index, error)
+        else:
+            if outcome is _C.Put.TOO_LARGE:
+                telling.of_size(self.records, index)
+        if self._says_what_fits:
+            self._say_what_fits()
+
+    def _copied(self, index: int, sample: Any) -> Any:
+        """A copy that may be edited: what the dataset gave may be its own."""
+        cached = self.records.get(index, self.allow_pickle, False)
+        return _copy_of(sample, self.allow_pickle) if cached is _C.MISS else cached
+
+    # Whether the cache is used
+
+    def is_used(self) -> bool:
+        """Whether samples are still those that were cached: no new epoch has made others."""
+        return self._until_epochs is None or self._until_epochs.left > 0
+
+    def is_settled(self) -> bool:
+        """Whether every sample comes from memory, and none has to be compared any more."""
+        left = 0 if self._uncompared is None else self._uncompared.left
+        return left == 0 and self.is_used() and self.records.stats()["filled"] == self.length
+
+    def set_epoch(self, *arguments: Any, **options: Any) -> Any:
+        """As the dataset's, which may give other samples afterwards: from now on they come from it
+        alone. What is loaded at this moment, by whom it may be, is not stored either."""
+        if self._until_epochs is None:
+            self._until_epochs = Countdown(1)
+        if self._until_epochs.left:
+            self._until_epochs.count()
+            telling.of_epochs(self.source)
+        return self.source.set_epoch(*arguments, **options)
+
+    # Comparing
+
+    def _compare_first(self, places: Sequence[int]) -> None:
+        for place in places:
+            if self._uncompared is None or self._uncompared.left == 0:
+                self._uncompared = None
+                return
+            if not self.records.contains(place):
+                continue
+            outcome = SAME
+            with contextlib.suppress(Exception):  # what cannot be loaded now was cached in time
+                outcome = compare(self.records, self.source, place, self.allow_pickle)
+            if outcome == STALE:
+                raise telling.stale(self.records, place)
+            if outcome == RANDOM:
+                telling.of_random(self.records, place)
+            self._uncompared.count()
+
+    # What is told
+
+    def stats(self) -> CachedDatasetStats:
+        # There is a place for one sample at least, also where there is none.
+        return CachedDatasetStats(**{**self.records.stats(), "dataset_len": self.length})
+
+    def _say_what_fits(self) -> None:
+        stats = self.stats()
+        tried = stats.fills + stats.dropped + stats.too_large + stats.unsupported
+        if tried >= min(SAMPLES, self.length):
+            self._says_what_fits = False
+            if stats.fills and self.records.is_first_to_tell(telling.WHAT_FITS):
+                say(str(Plan.of(stats)), inherited=os.getpid() != self._made_by)
+
+    def _tell_of_key(self, key: Any, samples: int = 1) -> None:
+        for _ in range(samples):
+            self.records.note_unsupported()
+        telling.of_key(self.records, key, self.length)
+
+
+class _Given(Exception):
+    """A batch that the dataset gave, of which the cache has no part."""
+
+    def __init__(self, batch: Any) -> None:
+        super().__init__()
+        self.batch = batch
+
+
+def _copy_of(sample: Any, allow_pickle: bool) -> Any:
+    with contextlib.suppress(Exception):
+        encoded = _C.codec_encode(sample, allow_pickle)
+        return _C.codec_decode(*encoded, allow_pickle)
+    with contextlib.suppress(Exception):
+        return copy.deepcopy(sample)
+    return sample

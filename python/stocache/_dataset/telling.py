@@ -1,0 +1,89 @@
+"""What a CachedDataset tells its user: one line, and once."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+from stocache import _C
+from stocache.sizes import show_bytes
+
+# Into how many regions "lru" divides the memory (rust/core/src/layout.rs).
+_LRU_REGIONS = 32
+# What is told once per node.
+WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM, _OTHER_KEYS, _WHOLE_BATCHES = range(6)
+
+
+def warn(text: str) -> None:
+    """A warning at the line outside of this package that led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("stocache."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, RuntimeWarning, stacklevel=level)
+
+
+def _warn_once(records: _C.Records, what: int, text: str) -> None:
+    if records.is_first_to_tell(what):
+        warn(text)
+
+
+def of_unsupported(records: _C.Records, index: int, error: Exception) -> None:
+    why = (str(error).splitlines() or [type(error).__name__])[0]
+    text = f"sample {index} is not cached, and loaded every time: {why}"
+    _warn_once(records, _UNSUPPORTED, text)
+
+
+def of_size(records: _C.Records, index: int) -> None:
+    regions = _LRU_REGIONS if records.arguments()[2] == "lru" else 1
+    longest = show_bytes(records.stats()["data_bytes"] // regions)
+    which = f'a part of the cache ({longest} of policy="lru")' if regions > 1 else "the cache"
+    remedy = 'use policy="freeze", or more memory' if regions > 1 else "give it more memory"
+    text = f"sample {index} is larger than {which}, and loaded every time; {remedy}"
+    _warn_once(records, _TOO_LARGE, text)
+
+
+def of_key(records: _C.Records, key: Any, length: int) -> None:
+    text = (
+        f"index {key!r} is passed on to the dataset, and what it gives is loaded every time: only "
+        f"numbers below {length}, its length, are cached"
+    )
+    _warn_once(records, _OTHER_KEYS, text)
+
+
+def of_whole_batches(records: _C.Records, source: Any, batch: Any, indices: int) -> None:
+    text = (
+        f"__getitems__ of the wrapped {type(source).__name__} gives a {type(batch).__name__} for "
+        f"{indices} indices, and not a list of {indices} samples: such batches are handed on as "
+        "they are, and not cached; to cache samples, wrap a dataset without __getitems__"
+    )
+    _warn_once(records, _WHOLE_BATCHES, text)
+
+
+def of_random(records: _C.Records, index: int) -> None:
+    _warn_once(records, _RANDOM, random_text(index))
+
+
+def random_text(index: int) -> str:
+    return (
+        f"the dataset gives another sample {index} every time, and the cache keeps the first: move "
+        "what is random into CachedDataset(transform=...)"
+    )
+
+
+def of_epochs(source: Any) -> None:
+    warn(
+        f"set_epoch() of the wrapped {type(source).__name__} may change its samples, so they are "
+        "not cached from here on: move what depends on the epoch into "
+        "CachedDataset(transform=...); if nothing does, call .dataset.set_epoch(), or define "
+        "set_epoch() in a subclass of CachedDataset"
+    )
+
+
+def stale(records: _C.Records, index: int) -> ValueError:
+    name = records.location()["name"]
+    return ValueError(
+        f"sample {index} in the cache {name!r} is not what the dataset gives now: the cache is "
+        "stale; empty it (clear(), after joining it with probe=0), or use another name or "
+        "fingerprint"
+    )
