@@ -21,7 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            # As one line, not as a place in the source.
+            warnings.showwarning = lambda text, *_, **__: print(
+                f"stocache: {text}", file=sys.stderr
+            )
             return int(options.run(options))
     except KeyboardInterrupt:
         print("stocache: interrupted; run the same command again to go on", file=sys.stderr)
@@ -32,11 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         print(f"stocache: {error}", file=sys.stderr)
         return 2
-
-
-def _show_warning(text: Warning | str, *_rest: Any, **_more: Any) -> None:
-    """As one line, not as a place in the source."""
-    print(f"stocache: {text}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,7 +101,18 @@ def list_caches(options: argparse.Namespace) -> int:
     if not caches:
         print("there are no caches on this node")
         return 0
-    header = ("NAME", "USER", "KIND", "FOR", "USED", "LIMIT", "FILLED", "STATE", "PROCESSES")
+    header = (
+        "NAME",
+        "USER",
+        "KIND",
+        "WHERE",
+        "FOR",
+        "USED",
+        "LIMIT",
+        "FILLED",
+        "STATE",
+        "PROCESSES",
+    )
     rows = [header, *map(_row, caches)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     right = {"USED", "LIMIT", "FILLED"}
@@ -123,6 +132,7 @@ def _row(cache: node.CacheInfo) -> tuple[str, ...]:
     pids = " ".join(map(str, cache.pids[:6])) + (" ..." if len(cache.pids) > 6 else "")
     return (
         _printable(cache.name) or "(name removed)", cache.user, cache.kind or "?",
+        "/dev/shm" if cache.path else "memory",
         _printable(cache.made_for) or "-",
         show_bytes(cache.used_bytes), show_bytes(cache.limit_bytes),
         "-" if cache.kind == "files" else filled, cache.state, pids or "-",
@@ -176,16 +186,17 @@ def _left(name: str) -> list[str]:
     """What else has the name after a file of that name was removed."""
     others = [cache for cache in node.caches() if cache.name == name and cache.mine]
     return [
-        f"{cache.path or f'a cache named {name} without a file'} is in use by "
-        f"{_processes(cache.pids)} and stays until they end"
+        f"{cache.path or f'a cache named {name} without a file'} is in use by {_users(cache.pids)}"
         for cache in others
     ]
 
 
-def _processes(pids: list[int]) -> str:
+def _users(pids: list[int]) -> str:
     if not pids:
-        return "processes that cannot be seen from here"
-    return f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
+        return "processes that cannot be seen from here and stays until they end"
+    if len(pids) == 1:
+        return f"process {pids[0]} and stays until it ends"
+    return f"processes {', '.join(map(str, pids))} and stays until they end"
 
 
 def collect(options: argparse.Namespace) -> int:

@@ -60,7 +60,7 @@ def test_ls_shows_a_kept_cache_and_for_what_it_was_made(kept):
     assert (found["filled"], found["samples"], found["pids"]) == (2, 3, [])
     text = run("ls").stdout
     header, *rows = text.splitlines()
-    assert " ".join(header.split()) == "NAME USER KIND FOR USED LIMIT FILLED STATE PROCESSES"
+    assert " ".join(header.split()) == "NAME USER KIND WHERE FOR USED LIMIT FILLED STATE PROCESSES"
     row = next(row for row in rows if row.startswith(kept))
     assert "2 of 3" in row and " kept " in row and " records " in row and " Fixed " in row
 
@@ -146,7 +146,7 @@ def test_rm_removes_a_file_though_a_memfd_has_its_name_and_says_what_stays(make_
     assert done.returncode == 0 and done.stdout.startswith("removed /dev/shm/stocache-")
     assert done.stderr == (
         f"stocache: a cache named {name} without a file is in use by process {os.getpid()} "
-        "and stays until they end\n"
+        "and stays until it ends\n"
     )
     again = run("rm", name)
     assert again.returncode == 1 and "has no file" in again.stderr
