@@ -19,10 +19,13 @@ from stocache.sizes import show_bytes
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     options = _parser().parse_args(arguments)
-    # As one line, not as a place in the source.
-    warnings.showwarning = lambda text, *_rest, **_more: print(f"stocache: {text}", file=sys.stderr)
     try:
-        return int(options.run(options))
+        with warnings.catch_warnings():
+            # As one line, not as a place in the source.
+            warnings.showwarning = lambda text, *_, **__: print(
+                f"stocache: {text}", file=sys.stderr
+            )
+            return int(options.run(options))
     except KeyboardInterrupt:
         print("stocache: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
@@ -98,7 +101,18 @@ def list_caches(options: argparse.Namespace) -> int:
     if not caches:
         print("there are no caches on this node")
         return 0
-    header = ("NAME", "USER", "KIND", "FOR", "USED", "LIMIT", "FILLED", "STATE", "PROCESSES")
+    header = (
+        "NAME",
+        "USER",
+        "KIND",
+        "WHERE",
+        "FOR",
+        "USED",
+        "LIMIT",
+        "FILLED",
+        "STATE",
+        "PROCESSES",
+    )
     rows = [header, *map(_row, caches)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     right = {"USED", "LIMIT", "FILLED"}
@@ -117,10 +131,17 @@ def _row(cache: node.CacheInfo) -> tuple[str, ...]:
     filled = "?" if cache.filled is None else f"{cache.filled} of {cache.samples}"
     pids = " ".join(map(str, cache.pids[:6])) + (" ..." if len(cache.pids) > 6 else "")
     return (
-        cache.name or "(name removed)", cache.user, cache.kind or "?", cache.made_for or "-",
+        _printable(cache.name) or "(name removed)", cache.user, cache.kind or "?",
+        "/dev/shm" if cache.path else "memory",
+        _printable(cache.made_for) or "-",
         show_bytes(cache.used_bytes), show_bytes(cache.limit_bytes),
         "-" if cache.kind == "files" else filled, cache.state, pids or "-",
     )  # fmt: skip
+
+
+def _printable(text: str) -> str:
+    """Any user can name a file, and a terminal obeys what it prints."""
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _advice(caches: list[node.CacheInfo]) -> list[str]:
@@ -139,25 +160,43 @@ def _advice(caches: list[node.CacheInfo]) -> list[str]:
         )
     for cache in caches:
         if cache.trouble and cache.mine:
-            advice.append(f"{cache.name}: {cache.trouble}")
+            advice.append(f"{_printable(cache.name)}: {cache.trouble}")
     return advice
 
 
 def remove(options: argparse.Namespace) -> int:
-    removed, failed = [], []
-    for name in options.names:
+    removed, failed, left = [], [], []
+    for name in dict.fromkeys(options.names):
         try:
             removed += node.remove(name, force=options.force)
+            left += _left(name)
         except (OSError, RuntimeError, ValueError) as error:
             failed.append(str(error))
     if options.json:
-        print(json.dumps({"removed": removed, "failed": failed}, indent=2))
+        print(json.dumps({"removed": removed, "failed": failed, "left": left}, indent=2))
     else:
         for path in removed:
             print(f"removed {path}")
-        for sentence in failed:
+        for sentence in left + failed:
             print(f"stocache: {sentence}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _left(name: str) -> list[str]:
+    """What else has the name after a file of that name was removed."""
+    others = [cache for cache in node.caches() if cache.name == name and cache.mine]
+    return [
+        f"{cache.path or f'a cache named {name} without a file'} is in use by {_users(cache.pids)}"
+        for cache in others
+    ]
+
+
+def _users(pids: list[int]) -> str:
+    if not pids:
+        return "processes that cannot be seen from here and stays until they end"
+    if len(pids) == 1:
+        return f"process {pids[0]} and stays until it ends"
+    return f"processes {', '.join(map(str, pids))} and stays until they end"
 
 
 def collect(options: argparse.Namespace) -> int:

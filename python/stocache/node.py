@@ -75,8 +75,9 @@ def caches() -> list[CacheInfo]:
 def remove(name: str, force: bool = False) -> list[str]:
     """Removes the cache of that name; returns the files that went.
 
-    One that is in use is refused with a RuntimeError. With ``force`` its name goes all the same,
-    and the processes that use it go on.
+    One that is in use is refused with a RuntimeError. With ``force`` its name goes all the same:
+    the processes that use it go on, who opens the name later makes another cache, and this one
+    ends with its last process even if it was to be kept.
     """
     return _C.remove_cache(name, force)
 

@@ -15,14 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
+from command import COMMAND
+from command import run as stocache
 from stocache import FileCache
-
-COMMAND = [sys.executable, "-m", "stocache"]
-
-
-def stocache(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture

@@ -7,22 +7,15 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 import stocache
 import torch
+from command import COMMAND, run
 from kernel import root_only
 from samples import limit_gib, whole
 from sources import Fixed
 from stocache import node
-
-COMMAND = [sys.executable, "-m", "stocache"]
-
-
-def run(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
 
 
 def listed(name: str) -> dict | None:
@@ -67,7 +60,7 @@ def test_ls_shows_a_kept_cache_and_for_what_it_was_made(kept):
     assert (found["filled"], found["samples"], found["pids"]) == (2, 3, [])
     text = run("ls").stdout
     header, *rows = text.splitlines()
-    assert " ".join(header.split()) == "NAME USER KIND FOR USED LIMIT FILLED STATE PROCESSES"
+    assert " ".join(header.split()) == "NAME USER KIND WHERE FOR USED LIMIT FILLED STATE PROCESSES"
     row = next(row for row in rows if row.startswith(kept))
     assert "2 of 3" in row and " kept " in row and " records " in row and " Fixed " in row
 
@@ -129,7 +122,7 @@ def test_rm_refuses_what_is_in_use_and_by_force_takes_only_the_name(make_cache, 
     assert done.stderr.startswith(sentence) and "--force" in done.stderr
     assert os.path.exists(cache.path)
     forced = run("rm", name, "--force", "--json")
-    assert json.loads(forced.stdout) == {"removed": [cache.path], "failed": []}
+    assert json.loads(forced.stdout) == {"removed": [cache.path], "failed": [], "left": []}
     assert not os.path.exists(cache.path)
     # the job goes on (P22), and is still shown
     cache.set_slot(4, torch.ones(4, dtype=torch.uint8))
@@ -143,6 +136,54 @@ def test_a_memfd_cannot_be_removed_and_rm_says_who_has_it(make_cache, unique_nam
     done = run("rm", cache.name, "--force")
     assert done.returncode == 1
     assert f"lies in the memory of process {os.getpid()}" in done.stderr
+
+
+def test_rm_removes_a_file_though_a_memfd_has_its_name_and_says_what_stays(make_cache, unique_name):
+    name = unique_name()
+    make_cache(name=name, backing="memfd")
+    make_cache(name=name, backing="shm", keep=True).close()
+    done = run("rm", name)
+    assert done.returncode == 0 and done.stdout.startswith("removed /dev/shm/stocache-")
+    assert done.stderr == (
+        f"stocache: a cache named {name} without a file is in use by process {os.getpid()} "
+        "and stays until it ends\n"
+    )
+    again = run("rm", name)
+    assert again.returncode == 1 and "has no file" in again.stderr
+
+
+def test_the_command_of_the_shell_is_the_same(kept):
+    shell = subprocess.run([*COMMAND, "ls"], capture_output=True, text=True, timeout=300)
+    rows = [
+        [row.split() for row in done.stdout.splitlines() if row.startswith(kept)]
+        for done in (shell, run("ls"))
+    ]
+    assert shell.returncode == 0 and len(rows[0]) == 1 and rows[0] == rows[1]
+
+
+def test_what_a_file_is_called_does_not_reach_the_terminal(unique_name):
+    path = f"/dev/shm/stocache-{os.geteuid()}-1-{unique_name()}\x1b[2Jgone"
+    with open(path, "wb") as file:
+        file.write(bytes(8192))
+    try:
+        shown = run("ls").stdout
+    finally:
+        os.unlink(path)
+    assert "\x1b" not in shown and "?[2Jgone" in shown
+
+
+@root_only
+def test_whose_a_cache_is_says_its_file_and_only_ones_own_is_mapped(kept):
+    (path,) = (cache.path for cache in node.caches() if cache.name == kept)
+    assert listed(kept)["filled"] == 2  # control
+    os.chown(path, 65534, 65534)
+    try:
+        found = listed(kept)
+        assert (found["mine"], found["filled"], found["made_for"]) == (False, None, "Fixed")
+        refused = run("rm", kept, "--force")
+        assert refused.returncode == 1 and "belongs to user 65534" in refused.stderr
+    finally:
+        os.chown(path, 0, 0)
 
 
 @root_only

@@ -3,21 +3,27 @@ not see it says."""
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
 import itertools
 import os
+import pickle
+import random
 import sys
+import tempfile
 import textwrap
 import types
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 import pytest
 import stocache
 import stocache._sharing.dataset as opening
 import torch
 from stocache import _C
+from stocache._sharing import sameness
 from stocache._sharing.fingerprint import differences, fingerprint
+from stocache._sharing.modules import users_own
 from stocache._sharing.sameness import contents, digest
 from torch.utils.data import Dataset, Subset
 
@@ -101,6 +107,23 @@ CODE = {
             def __init__(self): self.transform = Resize()
             def __getitem__(self, i): return self.transform(i)
     """,
+    "the code of a kind of list": """
+        class Scaled(list):
+            __slots__ = ()
+            def __getitem__(self, i): return {0} * i
+        class Data(Dataset):
+            def __init__(self): self.rows = Scaled([1, 2])
+            def __getitem__(self, i): return self.rows[i]
+    """,
+    "the code of many tuples": """
+        import collections
+        class Row(collections.namedtuple("Row", "size")):
+            __slots__ = ()
+            def area(self): return {0} * self.size
+        class Data(Dataset):
+            def __init__(self): self.rows = [Row(i) for i in range(5000)]
+            def __getitem__(self, i): return self.rows[i].area()
+    """,
     "the code of an object in a list in a dict": """
         class Resize:
             __slots__ = ()
@@ -127,6 +150,27 @@ CODE = {
             @staticmethod
             def size(of={0}): return of
             def __getitem__(self, i): return self.size()
+    """,
+    "a class whose parent has the same name": """
+        class Data(Dataset):
+            def __getitem__(self, i): return 1
+        class Data(Data):
+            def __getitem__(self, i): return {0}
+    """,
+    "the code of __str__": """
+        class Root:
+            def __str__(self): return "/data/{0}"
+        class Data(Dataset):
+            def __init__(self): self.root = Root()
+            def __getitem__(self, i): return open(str(self.root))
+    """,
+    "a property beside an attribute": """
+        class Config:
+            @property
+            def size(self): return {0}
+        config = Config(); vars(config)["size"] = 1
+        class Data(Dataset):
+            def __getitem__(self, i): return config.size
     """,
     "a table of functions": """
         READERS = {{".jpg": lambda i: i + {0}}}
@@ -155,6 +199,85 @@ def test_what_methods_do_not_use_changes_nothing():
             def __getitem__(self, i): return self.RATE, config.size
     """
     assert seen(source.format(1)) == seen("\n\n        # moved down\n" + source.format(2))
+
+
+def test_docstrings_change_nothing():
+    source = """
+        class Data(Dataset):
+            {0}
+            def __getitem__(self, i):
+                {0}
+                def inner():
+                    {0}
+                    return None
+                return inner(), {1}
+    """
+    none, one, other = (seen(source.format(doc, 1)) for doc in ("", "'one'", "'two'"))
+    assert none == one == other
+    assert seen(source.format("'one'", 2)) != one  # control
+
+
+def test_a_class_is_the_same_after_an_object_of_it_was_pickled():
+    """copyreg leaves a word in the class."""
+    dataset = Reading(Pickled())
+    before = fingerprint(dataset).text
+    pickle.dumps(dataset.reader)
+    assert "__slotnames__" in vars(Pickled) and fingerprint(dataset).text == before
+
+
+class Pickled:
+    pass
+
+
+IMPORTS = {
+    "import": "import {0}; return {0}.size()",
+    "import as": "import {0} as helper; return helper.size()",
+    "from": "from {0} import size; return size()",
+    "import in a lambda's default": "from {0} import size as of; return (lambda: of())()",
+}
+
+
+@pytest.mark.parametrize("how", IMPORTS)
+def test_a_module_that_a_method_imports_is_looked_into(how, tmp_path, monkeypatch):
+    name = f"helper_{how.replace(' ', '_').replace(chr(39), '')}"
+    source = f"""
+        class Data(Dataset):
+            def __getitem__(self, i): {IMPORTS[how].format(name)}
+    """
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{name}.py").write_text("SIZE = 224\ndef size(): return SIZE")
+    dataset = dataset_of(source)
+    not_yet = fingerprint(dataset)
+    assert name in not_yet.unseen[0] and "not imported yet" in not_yet.unseen[0]
+    assert name not in sys.modules, "looking imports nothing"
+    dataset[0]
+    one, same = fingerprint(dataset), fingerprint(dataset)
+    sys.modules[name].SIZE = 256
+    other = fingerprint(dataset)
+    sys.modules.pop(name)
+    assert one.text == same.text != other.text
+    assert not one.unseen
+
+
+def test_a_package_that_a_method_imports_counts_the_same_before_and_after(run_script):
+    """Looking must not import it, and having imported it must not change the fingerprint."""
+    source = """
+        import sys
+        from torch.utils.data import Dataset
+        from stocache._sharing.fingerprint import fingerprint
+        class Data(Dataset):
+            def __len__(self): return 1
+            def __getitem__(self, i):
+                import xml.dom.minidom, wave, not_there_at_all
+                from xml.sax import handler
+                return wave, handler
+        before = fingerprint(Data())
+        assert not before.unseen, before.unseen
+        assert "wave" not in sys.modules and "xml.dom.minidom" not in sys.modules
+        import wave, xml.dom.minidom, xml.sax.handler
+        assert fingerprint(Data()).text == before.text
+    """
+    run_script(source)
 
 
 def many(kind: str, count: int, changed: int = 0) -> list:
@@ -268,6 +391,248 @@ def test_an_array_that_this_process_alone_may_have_changed_is_looked_at_whole(tm
     other[54_321_123] = 1
     assert digest(one) != digest(other)
     assert sum(hashed) == 2 * (72 << 20)
+
+
+class Mangled:
+    __slots__ = ("__size",)
+
+    def __init__(self, size: int) -> None:
+        self.__size = size
+
+
+class Array(np.ndarray):
+    pass
+
+
+class Words(str):
+    def __str__(self) -> str:
+        return "always the same"
+
+
+class Lying(list):
+    def __iter__(self):
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Queue(collections.deque):
+    pass
+
+
+class Numbers(set):
+    pass
+
+
+class Far(PosixPath):
+    __slots__ = ("__dict__",)
+
+
+class Access(enum.Flag):
+    READ, WRITE, RUN = 1, 2, 4
+
+
+def with_attribute(value, scale: int):
+    value.scale = scale
+    return value
+
+
+def entry(folder: Path, scale: int) -> os.DirEntry:
+    (folder / str(scale)).mkdir(exist_ok=True)
+    (folder / str(scale) / "a.jpg").touch()
+    with os.scandir(folder / str(scale)) as entries:
+        return next(entries)
+
+
+def of_unnamed_file(words: bytes) -> tuple[object, str]:
+    """The name of such a file, which is the number of a descriptor, and its digest."""
+    with tempfile.TemporaryFile() as file:
+        file.write(words)
+        file.flush()
+        return file.name, digest(file)
+
+
+def closed_file():
+    with open(os.devnull) as file:
+        return file
+
+
+def module(size: int) -> types.ModuleType:
+    made = types.ModuleType("helper_of_a_test")
+    made.size = size
+    return made
+
+
+# Each of two numbers makes a value; those of one number are equal.
+HIDDEN = {
+    "a module": lambda n, _: module(n),
+    "a generator of torch": lambda n, _: torch.Generator().manual_seed(n),
+    "a generator of numpy": lambda n, _: np.random.default_rng(n),
+    "an old generator of numpy": lambda n, _: np.random.RandomState(n),
+    "a generator of Python": lambda n, _: random.Random(n),
+    "an entry of a folder": lambda n, folder: entry(folder, n),
+    "an attribute of a tensor": lambda n, _: with_attribute(torch.zeros(2), n),
+    "an attribute of a parameter": lambda n, _: with_attribute(
+        torch.nn.Parameter(torch.ones(1)), n
+    ),
+    "an attribute of an array": lambda n, _: with_attribute(np.zeros(2).view(Array), n),
+    "an attribute of a function": lambda n, _: with_attribute(lambda: None, n),
+    "an attribute of a set": lambda n, _: with_attribute(Numbers([1]), n),
+    "an attribute of a path": lambda n, _: with_attribute(Far("/a"), n),
+    "an attribute of a partial": lambda n, _: with_attribute(functools.partial(int), n),
+    "a mangled slot": lambda n, _: Mangled(n),
+    "a text with a __str__ of its own": lambda n, _: Words(n),
+    "a list with an __iter__ of its own": lambda n, _: Lying([n]),
+    "a kind of deque": lambda n, _: Queue([n]),
+    "a combination of flags": lambda n, _: Access(1 | n),
+    "a date's unit": lambda n, _: [
+        np.datetime64("2020", "Y"),
+        np.datetime64("2020", " YM"[n // 2]),
+    ],
+    "a view of a dict": lambda n, _: {n: 1}.keys(),
+}
+
+
+@pytest.mark.parametrize("what", HIDDEN)
+def test_what_an_object_holds_beside_its_contents_is_seen(what, tmp_path):
+    one, same, other = (contents(HIDDEN[what](n, tmp_path)) for n in (2, 2, 4))
+    assert one.unseen == ()
+    assert one == same
+    assert one != other, "another value, and nobody noticed"
+
+
+def test_two_files_without_names_are_two_files():
+    one, two = of_unnamed_file(b"one"), of_unnamed_file(b"two")
+    assert one[0] == two[0] and one[1] != two[1]
+
+
+class Raises:
+    """Whatever it is asked, it does not want to answer."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError("two\nlines")
+
+    __len__ = __iter__ = __eq__ = __bool__ = __hash__ = lambda self, *_: self.no
+    __repr__ = __str__ = __reduce__ = __reduce_ex__ = lambda self, *_: self.no
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+class Unhashable(type):
+    __hash__ = None
+
+
+class OfUnhashable(metaclass=Unhashable):
+    pass
+
+
+class Growing(dict):
+    """A table that changes while it is looked at."""
+
+    def __reduce_ex__(self, protocol):
+        raise Unspeakable
+
+
+class Nameless:
+    __module__ = None
+
+
+class Pretender:
+    __class__ = property(lambda self: self.no)
+
+
+def ring_of_sets():
+    """Members of sets that lead back to the set, twice each: 2^depth ways through it."""
+
+    class Member:
+        pass
+
+    one, two = Member(), Member()
+    one.all = two.all = {one, two}
+    return one.all
+
+
+def sets_of_sets(depth: int):
+    inner = frozenset()
+    for _ in range(depth):
+        inner = frozenset([(inner, 1), (inner, 2)])
+    return inner
+
+
+WEIRD = {
+    "raises": Raises,
+    "a proxy": Pretender,
+    "no module": Nameless,
+    "a class that has no hash": OfUnhashable,
+    "an error that has no words": lambda: Growing(a=1),
+    "a ring of sets": ring_of_sets,
+    "sets of sets": lambda: sets_of_sets(12),
+    "a very long chain": lambda: nested(100_000, 1),
+    "a closed file": closed_file,
+    "a generator": lambda: (i for i in range(3)),
+    "a tensor without data": lambda: torch.empty(2, device="meta"),
+}
+
+
+@pytest.mark.parametrize("what", WEIRD)
+def test_nothing_that_is_looked_at_ends_the_run(what):
+    value = WEIRD[what]()
+    found = fingerprint(Reading(value))
+    again = fingerprint(Reading([value]))
+    assert found.text != again.text or found.unseen
+    for words in (*found.unseen, *again.unseen):
+        assert words.startswith("reader") and "\n" not in words, words
+
+
+def test_nested_datasets_are_not_asked_for_their_lengths():
+    class Inner(Reading):
+        def __len__(self) -> int:
+            raise AssertionError("asked")
+
+    outer = Reading(1)
+    outer.inner = Inner(2)
+    outer.inner.back = outer  # and round and round
+    found = fingerprint(outer)
+    assert found.unseen == () and "inner.reader" in found.parts
+    outer.inner.reader = 3
+    assert fingerprint(outer).text != found.text
+
+
+def test_a_dataset_that_does_not_want_to_be_looked_at_is_unseen(cached, monkeypatch):
+    class Shy(Reading):
+        @property
+        def __dict__(self):
+            raise RuntimeError("no")
+
+    found = fingerprint(Shy(1))
+    assert found.unseen == ("Shy (RuntimeError: no)",)
+    for name, value in RANK.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(RuntimeWarning, match="Shy .* cannot be looked into"):
+        assert cached(Shy(1))[2] == 2
+
+
+def test_the_package_of_one_dataset_says_nothing_about_another():
+    """What was looked at before must not matter: ranks may have made other caches before."""
+    import hypothesis
+
+    uses = Reading(hypothesis.find)
+    before = fingerprint(uses).text
+    theirs = type("Data", (Reading,), {"__module__": hypothesis.__name__})
+    fingerprint(theirs(1))
+    assert fingerprint(uses).text == before
+    with users_own("hypothesis"):  # control
+        assert fingerprint(uses).text != before
+
+
+def test_control_a_look_without_attributes_misses_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(sameness._Walk, "own_attributes", lambda *_: None)
+    for what in ("an attribute of a tensor", "a mangled slot", "an attribute of a set"):
+        assert digest(HIDDEN[what](2, tmp_path)) == digest(HIDDEN[what](4, tmp_path))
 
 
 class Opaque:

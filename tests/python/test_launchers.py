@@ -108,23 +108,31 @@ RANK = """
     from torch.utils.data import Dataset
 
     class Data(Dataset):
-        def __init__(self, options):
+        def __init__(self, options, first=0):
+            self.first = first
             if "rank" in options:
                 self.rank = options["rank"]
         def __len__(self): return 8
-        def __getitem__(self, i): return torch.tensor(i)
+        def __getitem__(self, i): return torch.tensor(self.first + i)
 
     def main():
         options = json.loads(sys.argv[1])
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            dataset = stocache.CachedDataset(
-                Data(options), options.get("memory", "8MiB"), shared=options.get("shared", True),
+        if options.get("blind"):
+            stocache._sharing.dataset.stack = lambda caller: ()
+        def make(data):
+            return stocache.CachedDataset(
+                data, options.get("memory", "8MiB"), shared=options.get("shared", True),
+                fingerprint=options.get("fingerprint", "auto"), probe=0,
                 backing="shm", verbose=False,
             )
-        dataset[0]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            if options.get("validation"):
+                validation = make(Data(options, 1000))
+                validation[0]
+            dataset = make(Data(options))
         answer = {
-            "name": dataset.name, "bytes": dataset.stats().data_bytes,
+            "name": dataset.name, "bytes": dataset.stats().data_bytes, "first": int(dataset[0]),
             "told": [str(each.message) for each in told],
             "where": [each.filename == __file__ for each in told],
         }
@@ -196,6 +204,22 @@ def test_ranks_with_different_attributes_are_told_which(ranks):
 def test_ranks_with_equal_attributes_are_told_nothing(ranks):  # control of the above
     one, two = ranks("srun", lambda rank: {"rank": 7})
     assert one["name"] == two["name"] and one["told"] == two["told"] == []
+
+
+def validates_on_rank_0(rank: int) -> dict:
+    return {"fingerprint": "v1", "validation": rank == 0}
+
+
+def test_ranks_that_make_other_numbers_of_caches_get_their_own_samples(ranks):
+    """The user's fingerprint does not say which dataset it is: the line does, and the class."""
+    one, two = ranks("torchrun", validates_on_rank_0)
+    assert (one["first"], two["first"]) == (0, 0), "samples of the other rank's validation set"
+    assert one["name"] == two["name"] and one["name"].startswith("job-")
+
+
+def test_control_without_the_line_they_get_each_others_samples(ranks):
+    one, two = ranks("torchrun", lambda rank: {**validates_on_rank_0(rank), "blind": True})
+    assert (one["first"], two["first"]) == (0, 1000)
 
 
 def test_spawned_ranks_share_once_they_have_met(tmp_path):

@@ -1,23 +1,27 @@
 """What functions and classes do, as far as it decides what they return.
 
 Code that the user wrote is looked into: instructions, constants, defaults, closures, the globals
-that are used (by their values), the members of classes. Code of installed packages counts by the
-file it comes from, or one function would lead into all of torch.
+and modules that are used (by their values), the members of classes. Code of installed packages
+counts by the file it comes from (``modules.py``), or one function would lead into all of torch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import enum
 import functools
-import hashlib
-import sys
-import sysconfig
+import importlib.util
 import types
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
+
+from stocache._sharing.modules import (
+    imported,
+    is_library,
+    library_mark,
+    module_parts,
+    native_mark,
+)
 
 # Says nothing of what the class does.
 _UNTOLD = frozenset(
@@ -28,6 +32,7 @@ _UNTOLD = frozenset(
         "__dict__",
         "__weakref__",
         "__slots__",
+        "__slotnames__",  # which copyreg leaves in a class when an object of it is pickled
         "__annotations__",
         "__hash__",
         "__firstlineno__",
@@ -43,19 +48,13 @@ _UNTOLD = frozenset(
         "__dataclass_params__",
         "__dataclass_fields__",
         "__subclasshook__",
-        "__getstate__",
-        "__setstate__",
-        "__reduce__",
-        "__repr__",
-        "__str__",
     )
 )
 # What they leave behind is looked at as attributes; the globals they read on the way need not be.
 _MAKERS = ("__init__", "__new__", "__post_init__")
+_HAS_DOCSTRING = 0x4000000  # a flag of code, from Python 3.13 on
+_PLAIN_ACCESS: tuple[Any, ...] = (object.__getattribute__, types.ModuleType.__getattribute__)
 _Parts = Callable[[Any], Mapping[str, Any]]
-_LIBRARIES = tuple(
-    str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")
-)
 
 
 def parts_of(kind: type) -> _Parts | None:
@@ -65,70 +64,96 @@ def parts_of(kind: type) -> _Parts | None:
     return next((parts for known, parts in _PARTS.items() if issubclass(kind, known)), None)
 
 
-def class_parts(kind: type, label: Callable[[type, str], str] | None = None) -> dict[str, Any]:
+def class_parts(kind: type) -> dict[str, Any]:
     """The members of a class and of its parents, by name, as far as users wrote them."""
-    label = label or (lambda parent, name: f"{parent.__qualname__}.{name}")
     parts: dict[str, Any] = {"": (kind.__module__, kind.__qualname__)}
+
+    def add(label: str, part: Any) -> None:
+        while label in parts:  # a parent may have the name of its child
+            label += "'"
+        parts[label] = part
+
+    if not is_library(type(kind).__module__):
+        add("(metaclass)", type(kind))
     for parent in kind.__mro__:
         if is_library(parent.__module__):
-            parts[f"({parent.__qualname__})"] = library_mark(parent.__module__)
+            add(f"({parent.__qualname__})", library_mark(parent.__module__))
             continue
         if issubclass(parent, enum.Enum):
             members = parent.__members__.items()
-            parts[label(parent, "members")] = {name: member.value for name, member in members}
-        for name, member in vars(parent).items():
+            add(f"{parent.__qualname__}.members", {name: each.value for name, each in members})
+        for name, member in list(vars(parent).items()):
             if name in _UNTOLD or isinstance(member, _DESCRIPTORS):
                 continue
             if name in _MAKERS and isinstance(member, types.FunctionType):
                 member = (_shape(member.__code__), member.__defaults__, member.__kwdefaults__)
-            parts[label(parent, name)] = member
+            add(f"{parent.__qualname__}.{name}", member)
     return parts
 
 
 def function_in(member: Any) -> types.FunctionType | None:
-    """The function of a method, a static or class method or a property of the user's."""
-    if isinstance(member, property):
-        member = member.fget
-    function = getattr(member, "__func__", member)
-    users = isinstance(function, types.FunctionType) and not is_library(function.__module__ or "")
-    return function if users else None
+    """The function of a method or of a static or class method of the user's."""
+    function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+    if isinstance(function, types.FunctionType) and not is_library(function.__module__):
+        return function
+    return None
 
 
 def _function_parts(function: types.FunctionType) -> dict[str, Any]:
-    if is_library(function.__module__ or ""):
+    if is_library(function.__module__):
         return own_parts(function)
-    return {**own_parts(function), **globals_of(function)}
+    return {**own_parts(function), **used_by(function)}
 
 
 def own_parts(function: types.FunctionType) -> dict[str, Any]:
-    """A function without the globals that it uses."""
-    where = function.__module__ or ""
+    """A function without the globals and modules that it uses."""
+    where = function.__module__
     shape: Any = library_mark(where) if is_library(where) else _shape(function.__code__)
     return {
         "code": (where, function.__qualname__, shape),
         "defaults": (function.__defaults__, function.__kwdefaults__),
         "closure": [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)],
+        "attributes": vars(function),
     }
 
 
-def globals_of(function: types.FunctionType) -> dict[str, Any]:
-    """The globals that a function uses, by the names that lead to them: ``config.SIZE``."""
+def used_by(function: types.FunctionType) -> dict[str, Any]:
+    """The globals that a function uses, by the names that lead to them (``global config.SIZE``),
+    and what it imports when it runs."""
     found: dict[str, Any] = {}
-    for name, *attributes in sorted(set(_used(function.__code__))):
+    for name, *attributes in sorted(set(_globals(function.__code__))):
         if name not in function.__globals__:
             continue  # a builtin, or not there
         value = function.__globals__[name]
         for attribute in attributes:
-            inside = getattr(value, "__dict__", {})
-            if isinstance(value, type) or attribute not in inside:
+            if not _holds(value, attribute):
                 break  # a method, a property: all of the object matters
-            value = inside[attribute]
+            value = vars(value)[attribute]
             name += f".{attribute}"
-        found[name] = value
+        found[f"global {name}"] = value
+    package = function.__globals__.get("__package__")
+    if package is None:
+        package = str(function.__globals__.get("__name__", "")).rpartition(".")[0]
+    for level, module, names in sorted(set(_imports(function.__code__)), key=repr):
+        try:
+            full = importlib.util.resolve_name("." * level + module, package)
+        except ImportError:  # will be raised there, too
+            continue
+        found |= imported(full, names)
     return found
 
 
-def _used(code: types.CodeType) -> Iterator[tuple[str, ...]]:
+def _holds(value: Any, attribute: str) -> bool:
+    """Whether reading the attribute gives what the object itself holds under that name."""
+    kind = type(value)
+    plain = kind.__getattribute__ in _PLAIN_ACCESS
+    if isinstance(value, type) or not plain or not kind.__dictoffset__:
+        return False
+    of_class = [vars(parent)[attribute] for parent in kind.__mro__ if attribute in vars(parent)]
+    return attribute in vars(value) and not any(hasattr(type(each), "__set__") for each in of_class)
+
+
+def _globals(code: types.CodeType) -> Iterator[tuple[str, ...]]:
     """Names of globals, each with the attributes that are read from it right away."""
     names: list[str] = []
     for step in dis.get_instructions(code):
@@ -138,26 +163,52 @@ def _used(code: types.CodeType) -> Iterator[tuple[str, ...]]:
         if names:
             yield tuple(names)
         names = [step.argval] if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") else []
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _used(constant)
+    for inner in _inside(code):
+        yield from _globals(inner)
+
+
+def _imports(code: types.CodeType) -> Iterator[tuple[int, str, tuple[str, ...] | None]]:
+    """What import statements name: how many packages up, the module, and what is taken from it."""
+    last: tuple[Any, Any] = (0, None)  # the level and the names are loaded right before
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            yield (last[0] or 0, step.argval, last[1])
+        elif step.opname != "EXTENDED_ARG":
+            last = (last[1], step.argval)
+    for inner in _inside(code):
+        yield from _imports(inner)
+
+
+def _inside(code: types.CodeType) -> Iterator[types.CodeType]:
+    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
 def _shape(code: types.CodeType) -> tuple[Any, ...]:
-    """What the code does, without where it stands: a line moved down changes nothing."""
-    constants = [_shape(c) if isinstance(c, types.CodeType) else c for c in code.co_consts]
+    """What the code does, without where it stands and what it says of itself: a line moved down
+    changes nothing, nor does another docstring, which no instruction loads."""
+    steps = [
+        (step.opcode, _constant(step.argval) if step.opcode in dis.hasconst else step.arg)
+        for step in dis.get_instructions(code)
+    ]
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    return (code.co_code, constants, names, code.co_flags, code.co_argcount)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    handlers = getattr(code, "co_exceptiontable", b"")
+    return (steps, names, counts, code.co_flags & ~_HAS_DOCSTRING, handlers)
 
 
-def _module_parts(module: types.ModuleType) -> dict[str, Any]:
-    return {"name": module.__name__}
+def _constant(value: Any) -> Any:
+    return _shape(value) if isinstance(value, types.CodeType) else value
 
 
 def _builtin_parts(function: Any) -> dict[str, Any]:
     bound = getattr(function, "__self__", None)
-    owner = None if isinstance(bound, types.ModuleType) else bound
-    return {"name": (getattr(function, "__module__", None), function.__qualname__), "self": owner}
+    # Functions of native modules are bound to the module, or to a pointer into it.
+    of_module = isinstance(bound, types.ModuleType) or type(bound).__name__ == "PyCapsule"
+    where = getattr(function, "__module__", None)
+    return {
+        "name": (where, function.__qualname__, native_mark(where)),
+        "self": None if of_module else bound,
+    }
 
 
 def _is_set(cell: types.CellType) -> bool:
@@ -168,35 +219,9 @@ def _is_set(cell: types.CellType) -> bool:
     return True
 
 
-def is_library(module: str) -> bool:
-    """Whether a module belongs to Python or to an installed package that is not the user's own."""
-    return module.partition(".")[0] not in users_packages and _is_installed(module)
-
-
-# Packages of datasets that were asked about: the user's own, installed or not.
-users_packages: set[str] = {"__main__"}
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_installed(module: str) -> bool:
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None:
-        return module in sys.builtin_module_names or module.partition(".")[0] in sys.modules
-    parts = Path(file).parts
-    return "site-packages" in parts or "dist-packages" in parts or file.startswith(_LIBRARIES)
-
-
-@functools.lru_cache(maxsize=4096)
-def library_mark(module: str) -> str:
-    """Changes when the module's source, or the version of its package, does."""
-    loaded = sys.modules.get(module)
-    top = sys.modules.get(module.partition(".")[0])
-    mark = hashlib.blake2b(str(getattr(top, "__version__", "")).encode(), digest_size=8)
-    file = getattr(loaded, "__file__", None)
-    if file is not None and file.endswith(".py"):
-        with contextlib.suppress(OSError):  # in a zip file: the version is what is known
-            mark.update(Path(file).read_bytes())
-    return mark.hexdigest()
+def _partial_parts(made: Any) -> dict[str, Any]:
+    parts = {"function": made.func, "arguments": made.args, "keywords": made.keywords}
+    return {**parts, "attributes": vars(made)}
 
 
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -207,14 +232,9 @@ _PARTS: dict[Any, _Parts] = {
     (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType): (
         lambda method: {"name": (method.__objclass__.__qualname__, method.__name__)}
     ),
-    types.ModuleType: _module_parts,
+    types.ModuleType: module_parts,
     types.CodeType: lambda code: {"code": _shape(code)},
-    functools.partial: lambda made: {
-        "function": made.func, "arguments": made.args, "keywords": made.keywords,
-    },
-    functools.partialmethod: lambda made: {
-        "function": made.func, "arguments": made.args, "keywords": made.keywords,
-    },
+    (functools.partial, functools.partialmethod): _partial_parts,
     functools.cached_property: lambda made: {"function": made.func},
     functools._lru_cache_wrapper: lambda made: {"function": made.__wrapped__},
     (staticmethod, classmethod): lambda made: {"function": made.__func__},

@@ -63,15 +63,18 @@ def open_records(
             stacklevel=3,
         )
     hashed = _C.fingerprint_of(found.text)
+    length = len(dataset)
     site = "" if apart is None else _site(apart, policy, caller)
     others = others_at(site, hashed) if site else []
     limit = parse_size("memory", memory)
     if isinstance(memory, float) and job is not None and name is None and (others or not apart):
         limit //= job.ranks  # each takes its part of what is free
-    chosen = name or ("" if apart is None else _name(apart, policy, found.text))
+    # The user's word says nothing of which dataset it is: a look has seen that.
+    which = () if look else (_kind(dataset), length, list(stack(caller)))
+    chosen = name or ("" if apart is None else _name(apart, policy, found.text, *which))
     open_or_clear(
         lambda: records.open(
-            limit, max(1, len(dataset)), policy, chosen, backing, keep, hashed, huge_pages,
+            limit, max(1, length), policy, chosen, backing, keep, hashed, huge_pages,
             *NOT_OPEN_ELSEWHERE,
         ),
         chosen, on_change, found.notes(),
@@ -96,11 +99,15 @@ def _first(unseen: tuple[str, ...]) -> str:
     return unseen[0] + (f" and {len(unseen) - 1} more" if len(unseen) > 1 else "")
 
 
-def _name(job: Job, policy: str, mark: str) -> str:
+def _name(job: Job, policy: str, mark: str, *which: Any) -> str:
     """The name of a cache that nobody named: the ranks that wrap equal datasets find each other."""
     worker = torch.utils.data.get_worker_info()
-    what = digest(job.name, policy, mark, worker and worker.id)
+    what = digest(job.name, policy, mark, worker and worker.id, which)
     return f"job-{what}-{count(what)}"
+
+
+def _kind(dataset: Any) -> str:
+    return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 
 def _site(job: Job, policy: str, caller: FrameType | None) -> str:

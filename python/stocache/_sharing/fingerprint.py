@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from stocache._sharing import code
-from stocache._sharing.sameness import attributes_of, contents, digest, shows_all
+from stocache._sharing.modules import users_own
+from stocache._sharing.natives import attributes_of, shows_all
+from stocache._sharing.sameness import contents, digest, refusal
 
 # Packages whose datasets are no code of the user's, though a dataset's class may be theirs.
 _COMMON = ("torch", "builtins", "typing", "abc", "collections")
 _PART_DIGITS = 8
-_NESTED = 4  # datasets in datasets whose attributes are told apart
+_NESTED = 16  # datasets in datasets whose attributes are told apart
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,10 @@ def fingerprint(dataset: Any) -> Fingerprint:
     Not covered are the files that it reads: for those, recomputing a few samples is what helps
     (``CachedDataset(probe=...)``).
     """
-    found = [(name, contents(value, where=name)) for name, value in _parts(dataset, "", 0)]
+    try:
+        found = [(name, contents(value, where=name)) for name, value in _parts(dataset, "", {})]
+    except Exception as error:  # somebody's class that does not want to be looked at
+        return Fingerprint("", unseen=(f"{type(dataset).__name__} ({refusal(error)})",))
     unseen = dict.fromkeys(each for _, part in found for each in part.unseen)
     return Fingerprint(
         digest([(name, part.digest) for name, part in found]),
@@ -62,30 +68,34 @@ def _name_and_part(line: str) -> tuple[str, str]:
     return name, part
 
 
-def _parts(dataset: Any, before: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """What a dataset is made of, by the names that its author gave."""
+def _parts(dataset: Any, before: str, told: dict[int, str]) -> Iterator[tuple[str, Any]]:
+    """What a dataset is made of, by the names that its author gave; ``told`` are those that were
+    told before, by address."""
     kind = type(dataset)
-    top = kind.__module__.partition(".")[0]
-    if top not in _COMMON:
-        code.users_packages.add(top)
-    yield f"len({before or kind.__name__})", len(dataset)
-    members = code.class_parts(kind)
-    yield f"class {kind.__qualname__}", members.pop("")
-    for name, member in members.items():
-        function = code.function_in(member)
-        if function is None:
-            yield name, member
-            continue
-        yield name, code.own_parts(function)
-        for used, value in code.globals_of(function).items():
-            yield f"global {used}", value
-    if not shows_all(kind):
-        yield f"{before}contents", dataset
-        return
-    own = attributes_of(dataset)
-    yield f"{before}attributes", list(own)
-    for name, value in own.items():
-        if isinstance(value, Dataset) and depth < _NESTED:
-            yield from _parts(value, f"{before}{name}.", depth + 1)
-        else:
-            yield f"{before}{name}", value
+    told[id(dataset)] = before
+    top = str(kind.__module__).partition(".")[0]
+    with contextlib.nullcontext() if top in _COMMON else users_own(top):
+        if not before:  # what those inside it say of their lengths may be wrong, or take long
+            yield f"len({kind.__name__})", len(dataset)
+        members = code.class_parts(kind)
+        yield f"class {kind.__qualname__}", members.pop("")
+        for name, member in members.items():
+            function = code.function_in(member)
+            if function is None:
+                yield name, member
+                continue
+            yield name, code.own_parts(function)
+            yield from code.used_by(function).items()
+        if not shows_all(kind):
+            yield f"{before}contents", dataset
+            return
+        own = attributes_of(dataset)
+        yield f"{before}attributes", list(own)
+        for name, value in own.items():
+            nested = issubclass(type(value), Dataset)
+            if nested and id(value) in told:
+                yield f"{before}{name}", f"the dataset {told[id(value)]}"
+            elif nested and len(told) < _NESTED:
+                yield from _parts(value, f"{before}{name}.", told)
+            else:
+                yield f"{before}{name}", value

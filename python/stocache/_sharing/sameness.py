@@ -22,17 +22,17 @@ import io
 import logging
 import marshal
 import mmap
+import os
 import pickle
-import re
 import sys
 import threading
 import types
 import weakref
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import PurePath
+from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import Any
 
 import torch
@@ -40,18 +40,28 @@ import torch
 from stocache import _C
 from stocache._sharing import code
 from stocache._sharing.memory import feed_memory
+from stocache._sharing.modules import NotImported
+from stocache._sharing.natives import attributes_of, is_native, open_file, slots_of
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _MAX_DEPTH = 100
+_SAID = 200  # characters of somebody's error are told
 _CHUNK = 1 << 16  # of a long column go to the hash at a time
 _FEW = 1 << 12  # of a column's members are remembered whatever they hold
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-_HEAP_TYPE = 1 << 9  # the flag of classes that Python code defines
-_EXTENDED = (int, float, complex, str, bytes)
+# The value in an object of a subclass, whatever that makes of str() and the like.
+_EXTENDED: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__pos__,
+    str: str.__str__,
+    bytes: lambda value: b"".join([value]),
+}
 _KNOWN_BASES = frozenset((object, list, tuple, dict, set, frozenset, *_EXTENDED))
 _CACHES = (_C.Cache, _C.Records, _C.Files)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), "_multiprocessing.SemLock")
-_BY_NAME = (torch.dtype, torch.device, torch.layout, torch.memory_format, range, slice)
+_BY_NAME = (torch.dtype, torch.device, torch.layout, torch.memory_format, range)
+_PATHS = frozenset((PosixPath, PurePosixPath, WindowsPath, PureWindowsPath))
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _C_DATA = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
 _BUFFERS = (bytearray, memoryview, array, mmap.mmap, pickle.PickleBuffer, *_C_DATA)
 
@@ -67,13 +77,9 @@ class Contents:
 
 
 def contents(*values: object, where: str = "it") -> Contents:
-    """Looks into everything; ``where`` is what messages call it."""
-    walk = _Walk()
-    try:
-        walk.column(list(values), where, 0)
-    except RecursionError:
-        walk.unseen.append(f"{where} is nested too deeply")
-    return Contents(walk.hash.hexdigest(), tuple(dict.fromkeys(walk.unseen)))
+    """Looks into everything; ``where`` is what messages call it. Never raises: what does not want
+    to be looked at is unseen."""
+    return _Walk({}).look(values, where, 0)
 
 
 def digest(*values: object) -> str:
@@ -81,12 +87,32 @@ def digest(*values: object) -> str:
     return contents(*values).digest
 
 
+def refusal(error: Exception) -> str:
+    """What somebody's code raised, in one line."""
+    try:
+        said = " ".join(str(error).split())[:_SAID]
+    except Exception:
+        said = ""
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, members: dict[int, tuple[Any, Contents | None]]) -> None:
         self.hash = hashlib.blake2b(digest_size=8)
         self.met: dict[int, int] = {}  # objects by address, numbered as they come
         self.alive: list[Any] = []  # so that no address is used again
         self.unseen: list[str] = []
+        # Members of sets by address, of all walks of one look; None: being looked at.
+        self.members = members
+
+    def look(self, values: Sequence[object], where: str, depth: int) -> Contents:
+        try:
+            self.column(list(values), where, depth)
+        except RecursionError:
+            self.unseen.append(f"{where} is nested too deeply")
+        except Exception as error:
+            self.unseen.append(f"{where} ({refusal(error)})")
+        return Contents(self.hash.hexdigest(), tuple(dict.fromkeys(self.unseen)))
 
     def say(self, *words: object) -> None:
         self.hash.update(repr(words).encode("utf-8", "surrogatepass"))
@@ -105,14 +131,14 @@ class _Walk:
             for value in values:
                 groups[type(value)].append(value)
         for kind, group in groups.items():
-            self.say(kind.__module__, kind.__qualname__)
             try:
+                self.say(kind.__module__, kind.__qualname__)
                 self.same_kind(kind, group, where, depth)
             except RecursionError:
                 raise
             except Exception as error:  # somebody's object that does not want to be looked at
                 self.say("unseen")
-                self.unseen.append(f"{where} ({_name(kind)}: {type(error).__name__}: {error})")
+                self.unseen.append(f"{where} ({_name(kind)}: {refusal(error)})")
 
     def same_kind(self, kind: type, values: list[Any], where: str, depth: int) -> None:
         if kind in _PLAIN:
@@ -121,16 +147,20 @@ class _Walk:
                 self.hash.update(marshal.dumps(values[at : at + _CHUNK], 2))
         elif issubclass(kind, _CACHES) or kind in _LOCKS or _name(kind) in _LOCKS:
             pass  # a cache is what the question is about, and a lock says nothing of data
-        elif issubclass(kind, torch.Generator):
-            pass  # randomness after the cache is each rank's own
-        elif issubclass(kind, PurePath):
+        elif issubclass(kind, NotImported):
+            missing = [f"{where} (the module {each.name} is not imported yet)" for each in values]
+            self.unseen += missing
+        elif kind in _PATHS:
             self.column(list(map(str, values)), where, depth + 1)
         elif issubclass(kind, _BY_NAME):
             self.column(list(map(repr, values)), where, depth + 1)
         elif issubclass(kind, enum.Enum):
-            self.column([member.name for member in values], where, depth + 1)
+            self.column([(each._name_, each._value_) for each in values], where, depth + 1)
             self.column([kind], where, depth + 1)
         elif _is_numpy_scalar(kind):
+            # Dates of several units, or texts of several lengths, become equal in one array.
+            if values[0].dtype.kind in "MmSUV":
+                self.column([str(value.dtype) for value in values], where, depth + 1)
             self.column([sys.modules["numpy"].array(values)], where, depth + 1)
         else:
             self.compound(kind, values, where, depth)
@@ -142,26 +172,35 @@ class _Walk:
             inside = _elements(kind, values)
             if _PLAIN.issuperset(map(type, inside)):  # no way back from there, and many
                 self.lengths_and(inside, values, where, depth)
-                values = values if kind.__dictoffset__ else []
-                container = False
+                self.attributes(kind, values, where, depth, whole=True)
+                return
         values = self.new(values)
         if not values:
             return
         if container:
             self.lengths_and(_elements(kind, values), values, where, depth)
             self.attributes(kind, values, where, depth, whole=True)
-        elif issubclass(kind, (set, frozenset)):
+        elif base := next((base for base in (set, frozenset) if issubclass(kind, base)), None):
             for value in values:
-                self.a_set(value, where, depth)
-        elif issubclass(kind, _EXTENDED):
-            base = next(base for base in kind.__mro__ if base in _PLAIN)
-            self.column([base(value) for value in values], where, depth + 1)
+                self.a_set(list(base.__iter__(value)), where, depth)
+            self.attributes(kind, values, where, depth, whole=True)
+        elif issubclass(kind, tuple(_EXTENDED)):
+            exact = next(exact for base, exact in _EXTENDED.items() if issubclass(kind, base))
+            self.column(list(map(exact, values)), where, depth + 1)
             self.attributes(kind, values, where, depth, whole=True)
         elif issubclass(kind, torch.Tensor) or _is_array(kind) or _is_buffer(kind):
             for value in values:
                 feed_memory(self, value, where, depth)
+            if not _is_map_of_file(kind):  # has its own memory as an attribute, too
+                self.column([kind], where, depth + 1)
+                self.own_attributes(kind, values, where, depth)
         elif issubclass(kind, types.MappingProxyType):
             self.column([dict(value) for value in values], where, depth + 1)
+        elif issubclass(kind, _VIEWS):
+            self.column(list(map(list, values)), where, depth + 1)
+        elif issubclass(kind, torch.Generator):
+            states = [(str(value.device), value.get_state()) for value in values]
+            self.column(states, where, depth + 1)
         elif (parts := code.parts_of(kind)) is not None:
             for value in values:
                 self.named(parts(value), where, depth)
@@ -170,13 +209,22 @@ class _Walk:
         elif issubclass(kind, logging.Logger):
             self.column([value.name for value in values], where, depth + 1)
         elif issubclass(kind, io.IOBase) and not issubclass(kind, (io.BytesIO, io.StringIO)):
-            self.column([str(getattr(value, "name", "")) for value in values], where, depth + 1)
+            self.column([kind, *map(open_file, values)], where, depth + 1)
+        elif issubclass(kind, os.DirEntry):
+            self.column([value.path for value in values], where, depth + 1)
+        elif issubclass(kind, PurePath):
+            # Its slots hold what it computed on the way.
+            self.column(list(map(str, values)), where, depth + 1)
+            self.column([kind], where, depth + 1)
+            self.column(
+                [dict(getattr(value, "__dict__", {})) for value in values], where, depth + 1
+            )
         else:
-            self.column([kind], where, depth + 1)  # what its methods do
             self.attributes(kind, values, where, depth)
 
     def lengths_and(self, inside: list[Any], values: list[Any], where: str, depth: int) -> None:
-        self.hash.update(array("Q", map(len, values)).tobytes())
+        length = next(base for base in (list, tuple, dict) if isinstance(values[0], base)).__len__
+        self.hash.update(array("Q", map(length, values)).tobytes())
         self.column(inside, where, depth + 1)
 
     def new(self, values: list[Any]) -> list[Any]:
@@ -192,14 +240,22 @@ class _Walk:
                 following += 1
         return fresh
 
-    def a_set(self, value: Any, where: str, depth: int) -> None:
-        kinds = set(map(type, value))
+    def a_set(self, members: list[Any], where: str, depth: int) -> None:
+        kinds = set(map(type, members))
         if len(kinds) == 1 and kinds < {int, float, str, bytes}:
-            self.column(sorted(value), where, depth + 1)
+            self.column(sorted(members), where, depth + 1)
             return
-        found = [contents(element, where=where) for element in value]
+        found = [self.member(each, where, depth + 1) for each in members]
         self.column(sorted(each.digest for each in found), where, depth + 1)
         self.unseen += chain.from_iterable(each.unseen for each in found)
+
+    def member(self, value: Any, where: str, depth: int) -> Contents:
+        """What is in a member of a set: it has no number there, so it is looked at by itself."""
+        if id(value) not in self.members:
+            self.members[id(value)] = (value, None)
+            self.members[id(value)] = (value, _Walk(self.members).look([value], where, depth))
+        found = self.members[id(value)][1]
+        return found or Contents("", (f"{where} (a set that contains itself)",))
 
     def named(self, parts: Mapping[str, Any], where: str, depth: int) -> None:
         """Parts that have names; a part is called by its owner's name and its own."""
@@ -210,20 +266,21 @@ class _Walk:
     def attributes(
         self, kind: type, values: list[Any], where: str, depth: int, whole: bool = False
     ) -> None:
-        """Attributes and slots of objects of one class, a column for each. ``whole``: the rest of
-        what they hold has been looked at."""
-        slots = [
-            name
-            for parent in kind.__mro__
-            for name in _names(vars(parent).get("__slots__", ()))
-            if name not in ("__dict__", "__weakref__")
-        ]
-        shows_itself = bool(kind.__dictoffset__ or slots)
-        if not all(p in _KNOWN_BASES for p in kind.__mro__ if _is_native(p)) or not (
+        """What the methods of one class do, and attributes and slots of its objects, a column for
+        each. ``whole``: the rest of what they hold has been looked at."""
+        if kind in _KNOWN_BASES:
+            return
+        self.column([kind], where, depth + 1)
+        shows_itself = bool(kind.__dictoffset__ or slots_of(kind))
+        if not all(p in _KNOWN_BASES for p in kind.__mro__ if is_native(p)) or not (
             shows_itself or whole
         ):
             self.opaque(kind, values, where, depth)
-        if not shows_itself:
+        self.own_attributes(kind, values, where, depth)
+
+    def own_attributes(self, kind: type, values: list[Any], where: str, depth: int) -> None:
+        slots = slots_of(kind)
+        if not (kind.__dictoffset__ or slots):
             return
         owned = [attributes_of(value, slots) for value in values]
         names = list(map(tuple, owned))
@@ -235,17 +292,18 @@ class _Walk:
             self.column(owned, where, depth + 1)
 
     def opaque(self, kind: type, values: list[Any], where: str, depth: int) -> None:
-        """Objects of a native type: what pickle would store of them, or else what they print."""
+        """Objects of a native type: what pickle would store of them. What they print need not be
+        all that they are, so without that they are unseen."""
         reduce = copyreg.dispatch_table.get(kind)
         parts = []
         for value in values:
             try:
                 reduced = reduce(value) if reduce else value.__reduce_ex__(5)
-            except Exception:  # cannot be pickled
-                reduced = repr(value)
-                if _ADDRESS.search(reduced):  # that is all that tells it from others of its type
-                    self.unseen.append(f"{where} ({_name(kind)} shows nothing of itself)")
-                    reduced = _ADDRESS.sub("", reduced)
+            except RecursionError:
+                raise
+            except Exception as error:
+                self.unseen.append(f"{where} ({_name(kind)}: {refusal(error)})")
+                continue
             if isinstance(reduced, tuple):
                 made_by, arguments, *rest = reduced
                 reduced = (made_by, arguments, *rest[:1], *(list(each or ()) for each in rest[1:3]))
@@ -253,33 +311,14 @@ class _Walk:
         self.column(parts, where, depth + 1)
 
 
-def attributes_of(value: Any, slots: Iterable[str] = ()) -> dict[str, Any]:
-    """The attributes that belong to the object itself, by name."""
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    found.update(getattr(value, "__dict__", None) or {})
-    return {name: found[name] for name in sorted(found)}
-
-
-def shows_all(kind: type) -> bool:
-    """Whether the attributes of such an object are all that it holds."""
-    slotted = any(vars(parent).get("__slots__") for parent in kind.__mro__)
-    natives = [parent for parent in kind.__mro__ if _is_native(parent)]
-    return bool(kind.__dictoffset__) and natives == [object] and not slotted
-
-
 def _elements(kind: type, values: list[Any]) -> list[Any]:
-    """What lists, tuples or dicts hold, one after the other; of dicts first all keys."""
-    if not issubclass(kind, dict):
-        return list(chain.from_iterable(values))
-    return [*chain.from_iterable(values), *chain.from_iterable(map(dict.values, values))]
-
-
-def _is_native(kind: type) -> bool:
-    return not kind.__flags__ & _HEAP_TYPE
-
-
-def _names(slots: str | Iterable[str]) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else slots
+    """What lists, tuples or dicts hold, one after the other; of dicts first all keys. Of subclasses
+    too: what those give when they are iterated over may be anything."""
+    if issubclass(kind, dict):
+        keys = chain.from_iterable(map(dict.__iter__, values))
+        return [*keys, *chain.from_iterable(map(dict.values, values))]
+    base = list if issubclass(kind, list) else tuple
+    return list(chain.from_iterable(values if kind is base else map(base.__iter__, values)))
 
 
 def _name(kind: type) -> str:
@@ -294,6 +333,11 @@ def _is_numpy_scalar(kind: type) -> bool:
 def _is_array(kind: type) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and issubclass(kind, numpy.ndarray)
+
+
+def _is_map_of_file(kind: type) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and kind is numpy.memmap
 
 
 def _is_buffer(kind: type) -> bool:

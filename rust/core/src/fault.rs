@@ -17,6 +17,8 @@ pub(crate) enum Fault {
     IgnoreStopped,
     /// Take a slot from a writer that is alive.
     StealFromLiving,
+    /// Map files that other users may change.
+    MapOthers,
     /// Remove the name on detach without asking whether others are attached.
     UnlinkLive,
     /// Accept a header whose checksum does not match.
@@ -219,6 +221,14 @@ mod controls {
                 "files::tests::serving::a_flipped_bit_is_found_by_the_hash_and_by_verify",
                 "files::tests::serving::damaged_copies_are_found_by_the_hash",
             ],
+        );
+    }
+
+    #[test]
+    fn mapping_what_others_may_change_is_caught() {
+        is_caught(
+            Fault::MapOthers,
+            &["segment::list::tests::what_others_may_change_is_read_and_not_mapped"],
         );
     }
 

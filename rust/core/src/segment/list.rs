@@ -3,15 +3,19 @@
 //!
 //! Looking changes nothing. Whether a cache is in use is asked of /proc first, then of the table of
 //! locks, which shows those of other users too; the lock itself is tried only where both say nothing.
+//!
+//! Whatever another user can put there is read with pread(2) and believed as little as a header is:
+//! only files that nobody else may reach are mapped, for one that shrinks is a SIGBUS.
 
 use crate::error::{Error, Kind, Result};
+use crate::fault::{Fault, active};
 use crate::segment::layout::{self, Geometry, Header, RecordsGeometry};
 use crate::segment::lease;
 use crate::segment::name::{SHM, file_name, path_of};
 use crate::segment::parts::{NOTES_AT, NOTES_BYTES};
 use crate::sys::fork;
 use crate::sys::mapping::Mapping;
-use crate::sys::private_file::{open_checked, read_header, unlink_same, write_all};
+use crate::sys::private_file::{check_private, open_checked, read_header, unlink_same, write_all};
 use crate::sys::proc::numbers;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
@@ -63,14 +67,14 @@ pub fn list(count: CountRecords) -> Vec<Listed> {
     let locked = locked_files();
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir(SHM).into_iter().flatten().flatten() {
-        let file = entry.file_name().to_string_lossy().into_owned();
-        if let Some((user, format, name)) = parse(&file)
+        // Whose it is says the file, not its name: anybody can give it any.
+        if let Some((_, format, name)) = parse(&entry.file_name().to_string_lossy())
             && let Ok(stat) = entry.metadata()
+            && stat.is_file()
         {
-            let id = (stat.dev(), stat.ino());
-            let path = Path::new(SHM).join(&file);
-            let seen = Seen { user, format, name, link: path.clone(), path: Some(path) };
-            found.insert(id, seen);
+            let (link, path) = (entry.path(), Some(entry.path()));
+            let seen = Seen { user: stat.uid(), format, name, link, path };
+            found.insert((stat.dev(), stat.ino()), seen);
         }
     }
     // What has no file any more: memfds, and caches whose name was removed while they are in use.
@@ -78,10 +82,9 @@ pub fn list(count: CountRecords) -> Vec<Listed> {
         if found.contains_key(id) {
             continue;
         }
-        let owner = std::fs::metadata(&user.link).map_or(0, |stat| stat.uid());
-        let (user_id, format, name) =
-            user.file.as_deref().and_then(parse).unwrap_or((owner, 0, String::new()));
-        let seen = Seen { user: user_id, format, name, link: user.link.clone(), path: None };
+        let (_, format, name) =
+            user.file.as_deref().and_then(parse).unwrap_or((0, 0, String::new()));
+        let seen = Seen { user: user.owner, format, name, link: user.link.clone(), path: None };
         found.insert(*id, seen);
     }
     let mut all: Vec<Listed> = found
@@ -90,7 +93,7 @@ pub fn list(count: CountRecords) -> Vec<Listed> {
             let pids =
                 users.get(&id).map_or(Vec::new(), |user| user.pids.iter().copied().collect());
             let in_use = !pids.is_empty() || locked.contains(&id.1);
-            look(seen, pids, in_use, count)
+            look(seen, id, pids, in_use, count)
         })
         // Other programs make nameless files in /dev/shm, too.
         .filter(|listed| !(listed.name.is_empty() && listed.kind.is_empty()))
@@ -116,58 +119,62 @@ pub fn describe(name: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes the cache of that name, of any format; returns the files that went. One that is in use
-/// loses only its name, and only with `force`: its processes go on.
+/// Removes the caches of that name, of any format; returns the files that went. One that is in use
+/// loses only its name, and only with `force`: its processes go on. An error if no file went.
 pub fn remove(name: &str, force: bool) -> Result<Vec<String>> {
     let all: Vec<Listed> = list(|_, _| None).into_iter().filter(|each| each.name == name).collect();
     let user = rustix::process::geteuid().as_raw();
-    let mine: Vec<&Listed> = all.iter().filter(|each| each.user == user).collect();
-    if mine.is_empty() {
-        return Err(match all.first() {
-            Some(other) => Error::new(
-                Kind::Refused,
-                format!(
-                    "the cache {name:?} belongs to user {}, we are user {user}; run this as that user",
-                    other.user
-                ),
-            ),
-            None => Error::new(
-                Kind::State,
-                format!("there is no cache named {name:?}; `stocache ls` shows those there are"),
-            ),
-        });
-    }
+    let (with_file, without): (Vec<&Listed>, Vec<&Listed>) =
+        all.iter().filter(|each| each.user == user).partition(|each| !each.path.is_empty());
+    let mut refusals = Vec::new();
     let mut removed = Vec::new();
-    for each in mine {
-        if each.path.is_empty() {
-            return Err(Error::new(
-                Kind::State,
-                format!(
-                    "the cache {name:?} has no file: it lies in the memory of {} and ends with them",
-                    processes(&each.pids)
-                ),
-            ));
-        }
-        let path = Path::new(&each.path);
-        let _unforked = fork::hold();
-        let refused = |why: String| Error::new(Kind::Refused, format!("{}: {why}", each.path));
-        let Some(file) = open_checked(path).map_err(refused)? else { continue };
-        let free = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
-        if !free && !force {
-            return Err(Error::new(
-                Kind::State,
-                format!(
-                    "the cache {name:?} is in use by {}; end them, or remove its name alone with \
-                     --force: they go on with what they have",
-                    processes(&each.pids)
-                ),
-            ));
-        }
-        if unlink_same(file.as_fd(), path) {
-            removed.push(each.path.clone());
+    for each in with_file {
+        match remove_file(each, force) {
+            Ok(true) => removed.push(each.path.clone()),
+            Ok(false) => {}
+            Err(refusal) => refusals.push(refusal),
         }
     }
-    Ok(removed)
+    if !removed.is_empty() {
+        return Ok(removed);
+    }
+    let refused = |why: String| Error::new(Kind::Refused, why);
+    let absent = |why: String| Error::new(Kind::State, why);
+    Err(match (refusals.pop(), without.first(), all.first()) {
+        (Some(refusal), ..) => refusal,
+        (None, Some(without), _) => absent(format!(
+            "the cache {name:?} has no file: it lies in the memory of {} and ends with them",
+            processes(&without.pids)
+        )),
+        (None, None, Some(other)) if other.user != user => refused(format!(
+            "the cache {name:?} belongs to user {}, we are user {user}; run this as that user",
+            other.user
+        )),
+        _ => {
+            absent(format!("there is no cache named {name:?}; `stocache ls` shows those there are"))
+        }
+    })
+}
+
+/// Whether its file went; `false` if somebody else was faster.
+fn remove_file(cache: &Listed, force: bool) -> Result<bool> {
+    let path = Path::new(&cache.path);
+    let _unforked = fork::hold();
+    let refused = |why: String| Error::new(Kind::Refused, format!("{}: {why}", cache.path));
+    let Some(file) = open_checked(path).map_err(refused)? else { return Ok(false) };
+    let free = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+    if !free && !force {
+        return Err(Error::new(
+            Kind::State,
+            format!(
+                "the cache {:?} is in use by {}; end them, or remove its name alone with \
+                 --force: they go on with what they have",
+                cache.name,
+                processes(&cache.pids)
+            ),
+        ));
+    }
+    Ok(unlink_same(file.as_fd(), path))
 }
 
 fn processes(pids: &[u32]) -> String {
@@ -191,7 +198,7 @@ struct Seen {
     path: Option<PathBuf>,
 }
 
-fn look(seen: Seen, pids: Vec<u32>, in_use: bool, count: CountRecords) -> Listed {
+fn look(seen: Seen, id: (u64, u64), pids: Vec<u32>, in_use: bool, count: CountRecords) -> Listed {
     let mut listed = Listed {
         name: seen.name,
         path: seen.path.map_or(String::new(), |path| path.display().to_string()),
@@ -201,17 +208,20 @@ fn look(seen: Seen, pids: Vec<u32>, in_use: bool, count: CountRecords) -> Listed
         in_use,
         ..Listed::default()
     };
-    if let Ok(stat) = std::fs::metadata(&seen.link) {
-        listed.limit_bytes = stat.len();
-        listed.used_bytes = stat.blocks() * 512;
-    }
     // A child must not inherit the lock that may be tried below.
     let _unforked = fork::hold();
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let opened = rustix::fs::openat(CWD, &seen.link, flags, Mode::empty());
-    let file = match opened {
-        Ok(file) => file,
+    let file = match open_seen(&seen.link, listed.path.is_empty(), id) {
+        Ok((file, stat)) => {
+            listed.limit_bytes = stat.st_size as u64;
+            listed.used_bytes = stat.st_blocks as u64 * 512;
+            file
+        }
         Err(errno) => {
+            // What it takes is no secret.
+            if let Ok(stat) = std::fs::symlink_metadata(&seen.link) {
+                listed.limit_bytes = stat.len();
+                listed.used_bytes = stat.blocks() * 512;
+            }
             listed.trouble = format!("cannot be opened ({errno})");
             return listed;
         }
@@ -224,6 +234,23 @@ fn look(seen: Seen, pids: Vec<u32>, in_use: bool, count: CountRecords) -> Listed
         listed.trouble = why;
     }
     listed
+}
+
+/// Opens what was seen, if it is still that. A link of /proc has to be followed, one in /dev/shm may
+/// be anybody's.
+fn open_seen(
+    link: &Path,
+    in_proc: bool,
+    id: (u64, u64),
+) -> rustix::io::Result<(OwnedFd, rustix::fs::Stat)> {
+    let follow = if in_proc { OFlags::empty() } else { OFlags::NOFOLLOW };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | follow;
+    let file = rustix::fs::openat(CWD, link, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    if (stat.st_dev, stat.st_ino) != id {
+        return Err(rustix::io::Errno::STALE);
+    }
+    Ok((file, stat))
 }
 
 /// What the segment says of itself.
@@ -249,6 +276,10 @@ fn read(
         Geometry::Records(_) => "records",
         Geometry::Files(_) => "files",
     };
+    let ours = rustix::fs::fstat(file).is_ok_and(|stat| check_private(&stat).is_ok());
+    if !ours && !active(Fault::MapOthers) {
+        return Ok(());
+    }
     let Ok(mapping) = Mapping::map(file.as_fd(), len as usize) else { return Ok(()) };
     listed.filled = match &header.geometry {
         Geometry::Slots(g) => {
@@ -272,6 +303,8 @@ fn parse(file: &str) -> Option<(u32, u32, String)> {
 #[derive(Default)]
 struct Users {
     pids: BTreeSet<u32>,
+    /// Whose the file is.
+    owner: u32,
     /// One of their descriptors.
     link: PathBuf,
     /// The name that the file has or had.
@@ -297,6 +330,7 @@ fn users_of_segments() -> BTreeMap<(u64, u64), Users> {
             {
                 let users = found.entry((stat.dev(), stat.ino())).or_default();
                 users.pids.insert(pid);
+                users.owner = stat.uid();
                 if ours {
                     users.file = file.map(str::to_string);
                 }
@@ -329,7 +363,18 @@ fn own_memfd(name: &str) -> Option<OwnedFd> {
 mod tests {
     use super::*;
     use crate::segment::layout::FORMAT;
-    use crate::segment::name::file_prefix;
+    use crate::segment::name::{file_prefix, random_name};
+    use crate::segment::{Backing, Request, Segment};
+    use std::os::unix::fs::PermissionsExt;
+
+    fn request(name: &str, backing: Backing, keep: bool) -> Request {
+        let room = RecordsGeometry::plan(1 << 20, 8, false).unwrap();
+        Request { backing, keep, ..Request::new(name, Geometry::Records(room)) }
+    }
+
+    fn listed(name: &str) -> Vec<Listed> {
+        list(|_, _| Some(7)).into_iter().filter(|each| each.name == name).collect()
+    }
 
     #[test]
     fn file_names_are_told_from_those_of_others() {
@@ -338,6 +383,52 @@ mod tests {
         assert_eq!(parse(&good), Some((user, FORMAT, "a-name-7".into())));
         for other in ["stocache-batch", "stocache-1-a-b", "stocache-1-2", "torch_1_2", "#12"] {
             assert_eq!(parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn what_others_may_change_is_read_and_not_mapped() {
+        let name = random_name().unwrap();
+        let (segment, _) = Segment::open(&request(&name, Backing::Shm, false)).unwrap();
+        let path = segment.path().unwrap();
+        assert_eq!(listed(&name)[0].filled, Some(7));
+        // As good as another user's: others may make it shorter at any time.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        let open = listed(&name);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        assert_eq!((open[0].kind, open[0].samples, open[0].filled), ("records", 8, None));
+        assert_eq!(open[0].trouble, "");
+    }
+
+    #[test]
+    fn a_file_is_removed_though_caches_of_its_name_live_without_one() {
+        for backing in [Backing::Memfd, Backing::Shm] {
+            let name = random_name().unwrap();
+            let (nameless, _) = Segment::open(&request(&name, backing, false)).unwrap();
+            if backing == Backing::Shm {
+                // Whoever joins goes on showing the name; whoever made it never did.
+                let (joined, _) = Segment::join(&name, None).unwrap();
+                drop(nameless);
+                assert_eq!(remove(&name, true).unwrap().len(), 1);
+                check(&name, joined);
+            } else {
+                check(&name, nameless);
+            }
+        }
+
+        fn check(name: &str, nameless: Segment) {
+            let (kept, _) = Segment::open(&request(name, Backing::Shm, true)).unwrap();
+            let path = kept.path().unwrap().display().to_string();
+            let in_use = remove(name, false).unwrap_err().to_string();
+            assert!(in_use.contains("is in use by process"), "{in_use}");
+            drop(kept);
+            assert_eq!(listed(name).len(), 2);
+            assert_eq!(remove(name, false).unwrap(), [path]);
+            let without = remove(name, true).unwrap_err().to_string();
+            assert!(without.contains("has no file: it lies in the memory of"), "{without}");
+            drop(nameless);
+            let gone = remove(name, true).unwrap_err().to_string();
+            assert!(gone.contains("there is no cache named"), "{gone}");
         }
     }
 }

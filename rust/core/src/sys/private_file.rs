@@ -7,8 +7,9 @@ use rustix::io::Errno;
 use std::io::IoSlice;
 use std::path::Path;
 
-/// Removes `path` if it still names `file`. Call it with the exclusive lock held: by the rules
-/// above nobody else can then remove or replace the name.
+/// Removes `path` if it still names `file`. Call it with the exclusive lock held: nobody else can then
+/// remove or replace the name. Without it (`stocache rm --force`) a cache that takes the name between
+/// the look and the removal may lose it instead, and goes on without it as well.
 pub(crate) fn unlink_same(file: BorrowedFd<'_>, path: &Path) -> bool {
     match (rustix::fs::fstat(file), rustix::fs::lstat(path)) {
         (Ok(ours), Ok(named)) if ours.st_nlink > 0 && is_same(&ours, &named) => {

@@ -1,0 +1,81 @@
+"""What an object holds itself, and whether it can hold more than it shows."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import stat
+import types
+from collections.abc import Mapping
+from typing import Any
+
+_HEAP_TYPE = 1 << 9  # the flag of classes that were made while the program ran
+_IN_C = (
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+)
+
+
+def is_native(kind: type) -> bool:
+    """Whether a class is written in C. Such a class may be made while the program runs, too; then
+    its own members are: a class of Python has functions."""
+    if not kind.__flags__ & _HEAP_TYPE:
+        return True
+    members = dict(vars(kind))
+    new = members.get("__new__")
+    return (isinstance(new, types.BuiltinFunctionType) and new.__self__ is kind) or any(
+        isinstance(member, _IN_C) and member.__objclass__ is kind
+        for name, member in members.items()
+        if name not in ("__dict__", "__weakref__")
+    )
+
+
+def slots_of(kind: type) -> dict[str, types.MemberDescriptorType]:
+    """Where objects of the class keep what has a slot, by name. The names that ``__slots__`` lists
+    need not be those: ``__x`` becomes ``_Kind__x``."""
+    found: dict[str, types.MemberDescriptorType] = {}
+    for parent in kind.__mro__:
+        if is_native(parent):
+            continue
+        for name, member in list(vars(parent).items()):
+            if isinstance(member, types.MemberDescriptorType):
+                while name in found:  # a parent has one of the same name
+                    name += "'"
+                found[name] = member
+    return found
+
+
+def attributes_of(
+    value: Any, slots: Mapping[str, types.MemberDescriptorType] | None = None
+) -> dict[str, Any]:
+    """The attributes that belong to the object itself, by name."""
+    found = {}
+    for name, slot in (slots or {}).items():
+        with contextlib.suppress(AttributeError):  # not set
+            found[name] = slot.__get__(value)
+    found.update(getattr(value, "__dict__", None) or {})
+    return {name: found[name] for name in sorted(found, key=str)}
+
+
+def shows_all(kind: type) -> bool:
+    """Whether the attributes of such an object are all that it holds."""
+    natives = [parent for parent in kind.__mro__ if is_native(parent)]
+    return bool(kind.__dictoffset__) and natives == [object] and not slots_of(kind)
+
+
+def open_file(file: Any) -> tuple[Any, ...]:
+    """Which file it is: its name alone may be relative, or a number. What is only written to
+    decides nothing."""
+    name = str(getattr(file, "name", ""))
+    if file.closed or not file.readable():
+        return (name,)
+    try:
+        found = os.fstat(file.fileno())
+    except (OSError, io.UnsupportedOperation):
+        return (name, attributes_of(file))  # a member of an archive, say
+    if stat.S_ISREG(found.st_mode):
+        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return (name, found.st_mode, found.st_rdev or found.st_ino)
