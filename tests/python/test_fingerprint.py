@@ -201,6 +201,23 @@ def test_what_methods_do_not_use_changes_nothing():
     assert seen(source.format(1)) == seen("\n\n        # moved down\n" + source.format(2))
 
 
+def test_what_the_program_drew_so_far_changes_nothing():
+    """Generators of a dataset's own are another matter: HIDDEN has them."""
+    source = """
+        import random
+        import numpy as np
+        import torch
+        from random import choice
+        class Data(Dataset):
+            def __getitem__(self, i):
+                torch.rand(1, generator=torch.default_generator)
+                return choice([1, 2]) + random.random() + np.random.rand()
+    """
+    before = seen(source)
+    random.random(), np.random.rand(), torch.rand(1)
+    assert seen(source) == before
+
+
 def test_docstrings_change_nothing():
     source = """
         class Data(Dataset):

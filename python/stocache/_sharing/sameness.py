@@ -24,6 +24,7 @@ import marshal
 import mmap
 import os
 import pickle
+import random
 import sys
 import threading
 import types
@@ -59,6 +60,7 @@ _EXTENDED: dict[type, Callable[[Any], Any]] = {
 _KNOWN_BASES = frozenset((object, list, tuple, dict, set, frozenset, *_EXTENDED))
 _CACHES = (_C.Cache, _C.Records, _C.Files)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), "_multiprocessing.SemLock")
+_GENERATORS = ("random.Random", "numpy.random.mtrand.RandomState", "torch._C.Generator")
 _BY_NAME = (torch.dtype, torch.device, torch.layout, torch.memory_format, range)
 _PATHS = frozenset((PosixPath, PurePosixPath, WindowsPath, PureWindowsPath))
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -162,6 +164,10 @@ class _Walk:
             if values[0].dtype.kind in "MmSUV":
                 self.column([str(value.dtype) for value in values], where, depth + 1)
             self.column([sys.modules["numpy"].array(values)], where, depth + 1)
+        elif _name(kind) in _GENERATORS:
+            self.compound(
+                kind, [each for each in values if not _is_programs_own(each)], where, depth
+            )
         else:
             self.compound(kind, values, where, depth)
 
@@ -323,6 +329,15 @@ def _elements(kind: type, values: list[Any]) -> list[Any]:
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_programs_own(generator: Any) -> bool:
+    """Whether it is the one behind ``random.random()`` and so on. All of a program draws from it,
+    so that its state says nothing of one dataset, and differs in every process."""
+    numpy: Any = sys.modules.get("numpy.random")
+    draws: tuple[Any, ...] = (random.random, *([numpy.rand] if numpy else []))
+    shared = (torch.default_generator, *(draw.__self__ for draw in draws))
+    return any(generator is each for each in shared)
 
 
 def _is_numpy_scalar(kind: type) -> bool:
