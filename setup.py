@@ -46,6 +46,17 @@ def cargo(command: str, torch_dir: Path, target: Path, *more: str) -> None:
     run(program, command, "--release", "--locked", "-p", "stocache-torch", *more, env=env)
 
 
+def without_news(made: Path, kept: Path) -> Path:
+    """A copy of the bridge's headers that is touched only where they differ: cargo makes them anew
+    for every command, and ninja would compile everything again."""
+    for file in filter(Path.is_file, made.rglob("*")):
+        copy = kept / file.relative_to(made)
+        if not copy.exists() or copy.read_bytes() != file.read_bytes():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+    return kept
+
+
 def target_dir() -> Path:
     return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 
@@ -106,7 +117,7 @@ class BuildNative(build_ext):
             f"-DTORCH_VERSION={TORCH_FOR_TCH}",
             f"-DSTOCACHE_VERSION={self.distribution.get_version()}",
             f"-DRUST_LIBRARY={target / 'release/libstocache_torch.a'}",
-            f"-DRUST_INCLUDE={target / 'cxxbridge'}",
+            f"-DRUST_INCLUDE={without_news(target / 'cxxbridge', build / 'bridge')}",
         )  # fmt: skip
         run(cmake, "--build", str(build))
         run(cmake, "--install", str(build), "--strip")
