@@ -13,7 +13,7 @@ import stocache
 
 # A thread that is in native code whenever the interpreter ends. `{call}` is made again and again.
 ENDS = """
-import atexit, ctypes, os, sys, threading
+import atexit, os, sys, threading
 import torch, stocache
 from stocache import _C
 
@@ -24,9 +24,9 @@ dataset = stocache.CachedDataset(
 )
 big = bytes(16 << 20)
 many = torch.zeros(1 << 20, dtype=torch.int64)
-begun = dataset._records.loading()
+begun = dataset._stocache.records.loading()
 begun.begin(1)
-dataset._records.note_loads(1, 1e-4)  # so that nobody waits for long
+dataset._stocache.records.note_loads(1, 1e-4)  # so that nobody waits for long
 busy = threading.Event()
 
 def work():
@@ -42,7 +42,7 @@ busy.wait()
 CALLS = {
     "hashes": "_C.hash_bytes(big)",
     "gathers": "cache.get_many(many)",
-    "waits": "dataset._records.wait(1, 0.002)",
+    "waits": "dataset._stocache.records.wait(1, 0.002)",
     "fails": "cache.clear()",
 }
 
@@ -137,7 +137,7 @@ class Source:
 other = 0
 loads, told = os.pipe()
 dataset = stocache.CachedDataset(Source(), "8MiB", backing="memfd", verbose=False)
-dataset._records.note_loads(1, 1000.0)  # loading takes long here
+dataset._stocache.records.note_loads(1, 1000.0)  # loading takes long here
 child = os.fork()
 if child == 0:
     other = os.getpid()

@@ -789,7 +789,7 @@ def test_a_message_about_a_batch_that_does_not_fit_its_memory_is_refused(cached)
     """Also where the sum of its strides wraps to something small."""
     dataset = cached([torch.zeros(4096) for _ in range(8)])
     assert dataset.warm(progress=False).filled == 8
-    batch = dataset._records.collate(range(8), 1, True, 0)
+    batch = dataset._stocache.records.collate(range(8), 1, True, 0)
     *where, sizes, strides, offset = _C.batch_ticket(batch)
     assert (sizes, strides, offset) == ((8, 4096), (4096, 1), 0)
     wrong = [
