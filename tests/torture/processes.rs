@@ -64,13 +64,20 @@ pub struct Child(libc::pid_t);
 impl Child {
     /// Forks; the child runs `work` and exits without unwinding into its parent's code.
     pub fn fork(work: impl FnOnce()) -> Self {
+        let parent = std::process::id();
         // SAFETY: the harness has no thread but this one where it forks, except in "forks", where
         // surviving that is the point.
         match unsafe { libc::fork() } {
             -1 => panic!("cannot fork: {}", std::io::Error::last_os_error()),
             0 => {
-                // SAFETY: a child must not outlive a harness that was killed.
-                unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+                // SAFETY: a child must not outlive a harness that was killed, also not if that was
+                // before the child asked to die with it.
+                unsafe {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    if libc::getppid() as u32 != parent {
+                        libc::_exit(0);
+                    }
+                }
                 let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_ok();
                 // SAFETY: ends this process here and now.
                 unsafe { libc::_exit(if done { 0 } else { 101 }) }
@@ -137,6 +144,19 @@ impl Drop for Child {
         // SAFETY: as in `wait`.
         unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
     }
+}
+
+/// From now on, children of the children of this process that are killed become its own.
+pub fn adopt_orphans() {
+    // SAFETY: a setting of this process alone.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
+}
+
+/// Waits until this process has no child any more. A child's child is killed when its parent is, but
+/// a moment later: until then it lives, and so do its lease and its claims.
+pub fn wait_for_orphans() {
+    // SAFETY: ends when there is nobody to wait for; each was killed, with its parent.
+    while unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) } > 0 {}
 }
 
 /// Where permitted, a /dev/shm of this process's own. Other programs remove leftovers too, and what one of them

@@ -6,7 +6,7 @@
 //! Every record is one word repeated, with the sample's index in its upper half and, in its first
 //! word, its length, so that mixtures, foreign records and wrong lengths are all seen.
 
-use crate::processes::{Child, Random, Tally, request, unique};
+use crate::processes::{Child, Random, Tally, adopt_orphans, request, unique, wait_for_orphans};
 use crate::tear::{FILLS, READS, TORN, kill};
 use crate::{Run, Verdict};
 use std::io::IoSlice;
@@ -174,7 +174,9 @@ fn torture(run: &mut Run, what: &str, limit: u64, recycle: bool) -> Verdict {
     let wanted = &Request { keep: true, ..wanted };
     let tally = Tally::new();
     let counts = &tally;
+    adopt_orphans();
     let verdict = kill(run, &tally, move |random| work(wanted, random, counts)).and_then(|()| {
+        wait_for_orphans();
         let (store, _) = RecordStore::open(wanted).map_err(|error| error.to_string())?;
         all_usable(&store)?;
         if !recycle {
