@@ -335,3 +335,29 @@ fn who_lost_its_descriptor_claims_stores_and_clears_nothing() {
     // What it had claimed is there for the taking.
     assert_eq!(put(&store, 2, b"two"), Put::Stored);
 }
+
+#[test]
+fn who_lost_its_descriptor_can_store_after_opening_the_store_anew() {
+    let store = store(1 << 20, 10, false);
+    let again = Request {
+        join: Some(store.segment().location()),
+        ..Request::new(store.segment().name(), Geometry::Records(store.geometry().clone()))
+    };
+    let ended = in_child(move || {
+        // The twin: with its descriptor it is the one object of this process.
+        assert!(Arc::ptr_eq(&RecordStore::open(&again).unwrap().0, &store));
+        // SAFETY: as above.
+        unsafe { libc::close(store.segment().anchor().fd) };
+        let (fresh, _) = RecordStore::open(&again).unwrap();
+        assert!(store.is_cut_off() && !fresh.is_cut_off());
+        assert_eq!(put(&fresh, 1, b"one"), Put::Stored);
+        assert_eq!(get(&store, 1), Some(b"one".to_vec()));
+        assert!(Arc::ptr_eq(&RecordStore::open(&again).unwrap().0, &fresh));
+        // It has the number of the other one, which is not closed once more.
+        assert_eq!(fresh.segment().anchor().fd, store.segment().anchor().fd);
+        assert!(store.is_cut_off());
+        drop(store);
+        assert_eq!(put(&fresh, 2, b"two"), Put::Stored);
+    });
+    assert_eq!(ended, 0);
+}

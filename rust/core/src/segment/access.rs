@@ -28,8 +28,8 @@ impl Segment {
             self.thaw();
             self.told().store(0, Ordering::Relaxed);
         }
-        let (file, name) = (self.file(), self.name().to_string());
-        Ok(fork::unique(file, &name, make(self)?))
+        let (anchor, name) = (self.anchor().clone(), self.name().to_string());
+        Ok(fork::unique(anchor, &name, make(self)?))
     }
 
     /// The slot protocol over the first `count` states.

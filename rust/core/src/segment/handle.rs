@@ -79,7 +79,7 @@ impl Segment {
         &self.mapping
     }
 
-    pub(crate) fn anchor(&self) -> &Anchor {
+    pub(crate) fn anchor(&self) -> &Arc<Anchor> {
         &self.anchor
     }
 
@@ -106,10 +106,6 @@ impl Segment {
     /// Its file, if it has one.
     pub fn path(&self) -> Option<PathBuf> {
         (self.backing == Backing::Shm).then(|| path_of(&self.name))
-    }
-
-    pub(crate) fn file(&self) -> (u64, u64) {
-        self.anchor.file
     }
 
     /// How another process finds this very segment.

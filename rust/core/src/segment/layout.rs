@@ -170,8 +170,10 @@ impl Header {
                 dims: (0..ndim).map(|i| u64_at(64 + 8 * i)).collect(),
                 verify: flags & FLAG_VERIFY != 0,
             };
+            let items = geometry.dims.iter().try_fold(1, |items: u64, &dim| items.checked_mul(dim));
             let fits = geometry.dataset_len > 0
                 && geometry.slot_bytes > 0
+                && items.is_some_and(|n| n > 0 && geometry.slot_bytes.is_multiple_of(n))
                 && geometry.capacity <= geometry.dataset_len
                 && SlotsLayout::of(&geometry)
                     .is_some_and(|l| [l.states_at, l.checks_at, l.data_at, l.total] == offsets);
@@ -280,6 +282,23 @@ mod tests {
         for header in [header(), table()] {
             let total = header.geometry.extent().unwrap().total;
             assert_eq!(Header::decode(&header.encode().unwrap(), total).unwrap(), header);
+        }
+    }
+
+    /// What is made of these numbers divides by them.
+    #[test]
+    fn dims_that_do_not_make_a_slot_are_refused() {
+        let with = |dims: &[u64]| {
+            let mut header = header();
+            let Geometry::Slots(geometry) = &mut header.geometry else { unreachable!() };
+            geometry.dims = dims.to_vec();
+            let total = header.geometry.extent().unwrap().total;
+            Header::decode(&header.encode().unwrap(), total).map(|_| ())
+        };
+        assert!(with(&[3, 4, 5]).is_ok() && with(&[15]).is_ok()); // the control: a slot of 60 bytes
+        for dims in [&[0][..], &[3, 0], &[7], &[61], &[1 << 32, 1 << 32, 60], &[1 << 63, 2, 1]] {
+            let why = with(dims).unwrap_err();
+            assert_eq!(why.kind(), Kind::Refused, "{dims:?}");
         }
     }
 

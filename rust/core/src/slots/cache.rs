@@ -8,7 +8,7 @@ use crate::segment::lease::Leases;
 use crate::segment::{Opened, Request, Segment};
 use crate::slots::outcome::{Load, Stats};
 use crate::slots::seen::Seen;
-use crate::sys::fork;
+use crate::sys::fork::{self, OpenCache};
 use crate::sys::mapping::Mapping;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -53,7 +53,8 @@ impl Cache {
 
     /// Keeps the cache open in this process and its forks until `release`.
     pub fn hold(self: &Arc<Self>) {
-        for entry in fork::open_caches().iter_mut().filter(|entry| entry.file == self.file()) {
+        let ours = |entry: &&mut OpenCache| Arc::ptr_eq(&entry.anchor, self.segment.anchor());
+        for entry in fork::open_caches().iter_mut().filter(ours) {
             entry.held = entry.cache.upgrade();
         }
     }
@@ -87,10 +88,6 @@ impl Cache {
         })?;
         cache.take_note();
         Ok((cache, how))
-    }
-
-    fn file(&self) -> (u64, u64) {
-        self.segment.file()
     }
 
     /// The segment under it.

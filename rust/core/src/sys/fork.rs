@@ -66,6 +66,9 @@ pub(crate) struct Anchor {
     pub(crate) inherited: AtomicBool,
     /// The lease of this process plus one; 0 if it has none yet.
     pub(crate) lease: AtomicU32,
+    /// The number belongs to another anchor now: ours was closed behind our back. Device and inode
+    /// do not tell if that one is of the same segment.
+    lost: AtomicBool,
     /// Held while a thread of this process looks at other leases (see lease.rs).
     pub(crate) looking: ForkLock<()>,
     /// This process has taken note of what was set when it began (see seen.rs).
@@ -91,6 +94,7 @@ impl Anchor {
             spare: AtomicI32::new(-1),
             inherited: AtomicBool::new(false),
             lease: AtomicU32::new(0),
+            lost: AtomicBool::new(false),
             looking: ForkLock::new(()),
             informed: AtomicBool::new(false),
             retired: AtomicBool::new(false),
@@ -101,6 +105,9 @@ impl Anchor {
 
     /// Whether the descriptor still leads to the segment.
     pub(crate) fn is_ours(&self) -> bool {
+        if self.lost.load(Ordering::Relaxed) {
+            return false;
+        }
         // SAFETY: all-zero is a valid stat to be filled in; fstat is async-signal-safe.
         unsafe {
             let mut stat: libc::stat = std::mem::zeroed();
@@ -186,8 +193,8 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// One entry of the table of open caches.
 pub(crate) struct OpenCache {
     pub(crate) name: Box<str>,
-    /// Device and inode of the segment.
-    pub(crate) file: (u64, u64),
+    /// Of the segment under it.
+    pub(crate) anchor: Arc<Anchor>,
     pub(crate) cache: std::sync::Weak<dyn std::any::Any + Send + Sync>,
     /// Keeps it open for those who know it by name only.
     pub(crate) held: Option<Arc<dyn std::any::Any + Send + Sync>>,
@@ -198,9 +205,10 @@ pub(crate) fn open_caches() -> ForkGuard<'static, Vec<OpenCache>> {
     OPEN.lock()
 }
 
-/// The one object of this process over the segment `file`: what is open already, or `fresh`.
+/// The one object of this process over the segment of `anchor`: what is open already, or `fresh`. What
+/// lost its descriptor stores nothing any more, so whoever opens the segment anew gets what can.
 pub(crate) fn unique<T: std::any::Any + Send + Sync>(
-    file: (u64, u64),
+    anchor: Arc<Anchor>,
     name: &str,
     fresh: T,
 ) -> Arc<T> {
@@ -208,14 +216,16 @@ pub(crate) fn unique<T: std::any::Any + Send + Sync>(
     // found and of another type, of which this may be the last reference by now.
     let fresh = Arc::new(fresh);
     let mut open = open_caches();
-    let found =
-        open.iter().find(|entry| entry.file == file).and_then(|entry| entry.cache.upgrade());
+    let found = open
+        .iter()
+        .find(|entry| entry.anchor.file == anchor.file && entry.anchor.is_ours())
+        .and_then(|entry| entry.cache.upgrade());
     let existing = found.clone().and_then(|any| any.downcast::<T>().ok());
     let chosen = existing.unwrap_or_else(|| {
         open.retain(|entry| entry.cache.strong_count() > 0);
         let any: Arc<dyn std::any::Any + Send + Sync> = fresh.clone();
         let cache = Arc::downgrade(&any);
-        open.push(OpenCache { name: name.into(), file, cache, held: None });
+        open.push(OpenCache { name: name.into(), anchor, cache, held: None });
         fresh.clone()
     });
     drop(open);
@@ -260,6 +270,9 @@ pub(crate) fn hold() -> Unforked {
 impl Unforked {
     /// From now on, forks and the exit of the process take care of this segment.
     pub(crate) fn register(mut self, anchor: Arc<Anchor>) {
+        for other in self.0.open.iter().filter(|other| other.fd == anchor.fd) {
+            other.lost.store(true, Ordering::Relaxed);
+        }
         self.0.open.push(anchor);
     }
 }
