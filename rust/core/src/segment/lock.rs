@@ -16,7 +16,8 @@
 //!   in its name, before its first claim.
 //! - *A forked child has none of its parent's locks.* It has no lease until it takes one of its own,
 //!   and the thread that would give the lock back is not in it: no code of users runs under a lock,
-//!   so the thread that forks has none.
+//!   so the thread that forks has none. (But one: a handler of signals, while a file is copied. If it
+//!   forks, and the child returns from it, the child gives back what is its parent's.)
 //!
 //! What was half done under the lock is another matter, and each user of it says what that leaves:
 //! a region without records (records/regions.rs), bytes that no length covers (records/schemas.rs),
