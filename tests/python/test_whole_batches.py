@@ -40,6 +40,8 @@ FORMS = {
     "a pair of columns": lambda x, y: (x, y),
     "a list of columns": lambda x, y: [x, y],
     "nested columns": lambda x, y: ({"x": x, "more": [y, y, y]}, y),
+    "a column and its length": lambda x, y: (x, len(x)),
+    "columns and a text": lambda x, y: [{"x": x, "of": "all"}, "all"],
     "one column": lambda x, y: [x],
     "a named tuple": lambda x, y: Columns(x, y),
     "a generator": lambda x, y: ((row, int(n)) for row, n in zip(x, y, strict=True)),
@@ -83,6 +85,33 @@ def test_control_counting_alone_stores_columns_as_samples(cached, monkeypatch):
     dataset = cached(source)
     dataset.__getitems__([0, 1])
     assert dataset[0].shape == (2, 3), "the column x, and not sample 0"
+
+
+def test_control_where_every_part_must_be_a_column_a_length_is_a_sample(cached, monkeypatch):
+    def all_columns(parts, count):
+        return all(together._may_be_column(part, count) for part in parts)
+
+    monkeypatch.setattr(together, "_may_be_columns", all_columns)
+    dataset = cached(Batched("a column and its length"))
+    dataset.__getitems__([0, 1])
+    assert dataset[1] == 2, "the length of the batch, and not sample 1"
+
+
+class Pairs(Batched):
+    """Gives nothing for a single index."""
+
+    def __getitems__(self, indices):
+        if len(indices) < 2:
+            raise ValueError("two samples at least")
+        return super().__getitems__(indices)
+
+
+@pytest.mark.filterwarnings("ignore:__getitems__ of the wrapped")
+def test_a_dataset_that_gives_nothing_for_another_number_ends_no_epoch(cached):
+    source = Pairs("a pair of columns")
+    assert epochs(cached(source), 2) == epochs(source, 2)
+    with pytest.raises(ValueError, match="two samples"):  # control: it was asked, and refused
+        together._is_list_of(source.__getitems__([0]), 1)
 
 
 def test_it_is_told_once_and_what_to_do(cached):

@@ -8,6 +8,7 @@ which part of that belongs to which sample, so it is handed on as it is.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -65,8 +66,9 @@ def _is_list_of(found: Any, count: int) -> bool:
 
 
 def _may_be_columns(parts: Any, count: int) -> bool:
-    """Whether these may be columns, by chance as many as there are indices: all of that length."""
-    return all(_may_be_column(part, count) for part in parts)
+    """Whether these may be columns, by chance as many as there are indices: any of that length.
+    Beside columns there may be what belongs to the whole batch, such as its length."""
+    return any(_may_be_column(part, count) for part in parts)
 
 
 def _may_be_column(part: Any, count: int) -> bool:
@@ -81,7 +83,9 @@ def _may_be_column(part: Any, count: int) -> bool:
 
 
 def _is_longer_for_more(function: Function, indices: list[int]) -> bool:
-    """There are as many columns whatever the number of indices, but not as many samples."""
+    """There are as many columns whatever the number of indices, but not as many samples. Where it
+    gives nothing for another number, nothing is known of it."""
     others = indices[:1] if len(indices) > 1 else indices * 2
-    with random_numbers_kept():
+    with random_numbers_kept(), contextlib.suppress(Exception):
         return _is_list_of(function(others), len(others))
+    return False
