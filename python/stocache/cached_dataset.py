@@ -190,8 +190,11 @@ class CachedDataset(Dataset[Any]):
                     return setattr(self.dataset, name, value)
             elif plain and known:
                 raise attributes.refuse_attribute(self.dataset, name)
-        if made and name == "dataset":
-            self._stocache.source = value
+        if made and name == "dataset" and value is not self.dataset:
+            if get_worker_info() is None:
+                object.__setattr__(self, "_stocache", self._stocache.with_source(value))
+            else:  # the same one, opened anew
+                self._stocache.source = value
         object.__setattr__(self, name, value)
 
     # The cache

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import (
     BatchSampler,
+    Dataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -62,7 +63,7 @@ class DataLoader(compat.Loader):
 
     def view(self) -> Any:
         """The dataset as one that gives whole batches."""
-        return None if self._source() is None else _batches(self.dataset)
+        return None if self._source() is None else _Batches(self.dataset)
 
     def _source(self) -> tuple[CachedDataset, ToIndices] | None:
         """Where batches can be gathered natively: nobody wants the single samples."""
@@ -103,7 +104,7 @@ class _Gatherer:
             return lambda: self.missing
         gather = partial(self._gather, chosen)
         if self._ahead is None:
-            if len(indices) * self._bytes_per_sample < _WORTH_A_THREAD:
+            if len(chosen) * self._bytes_per_sample < _WORTH_A_THREAD:
                 return partial(self._finish, chosen, gather)
             self._ahead = ThreadPoolExecutor(1, "stocache-gather", _use_device, (self._device,))
         return partial(self._finish, chosen, self._ahead.submit(gather).result)
@@ -120,7 +121,9 @@ class _Gatherer:
         # An index that is no number is the dataset's.
         with contextlib.suppress(TypeError, IndexError):
             batch = gathered()
-            if batch is not _C.MISS:
+            # What was gathered ahead may have been cleared since.
+            ahead = self._sees_changes and self._ahead is not None
+            if batch is not _C.MISS and not (ahead and self._samples.records.missing(chosen)):
                 return batch
         places = self._samples.in_memory(chosen)
         if places is None:
@@ -168,8 +171,19 @@ def _cached_source(dataset: Any) -> tuple[CachedDataset, ToIndices] | None:
     return None
 
 
-def _batches(dataset: Any) -> Any:
-    """The same subsets over the view of batches."""
-    if isinstance(dataset, CachedDataset):
-        return dataset.batches
-    return Subset(_batches(dataset.dataset), dataset.indices)
+class _Batches(Dataset[Any]):
+    """A dataset as one that gives whole batches. What it consists of is looked at for each: a
+    worker_init_fn may set the indices of a subset, or what is under it."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, indices: Sequence[Any]) -> Any:
+        source = _cached_source(self._dataset)
+        if source is None:
+            return default_collate(self._dataset.__getitems__(indices))
+        cached, to_indices = source
+        return cached.batches[to_indices(indices)]

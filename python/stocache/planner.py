@@ -75,7 +75,7 @@ class Plan:
     @property
     def hit_rate(self) -> float:
         """The hit rate to expect from the second epoch on (policy "freeze")."""
-        return self.fits / self.dataset_len
+        return self.fits / max(1, self.dataset_len)
 
     def __str__(self) -> str:
         if not self.sampled:

@@ -1516,6 +1516,8 @@ def test_a_plan_says_what_fits_before_anything_is_spent(log):
     assert dark.sampled == 3 and "sample 3 cannot be loaded (Fails: the disk" in str(dark)
     assert "is not known, because sample 3" in str(dataclasses.replace(dark, sampled=0))
     assert dark.failed and plan.failed is None and "because" not in text
+    empty = stocache.plan([], "1MiB")
+    assert empty.fits == empty.hit_rate == 0 and "0 samples" in str(empty)
     with pytest.raises(ValueError, match="memory"):
         stocache.plan(source, "nothing")
     refused = stocache.plan([Plain(1)], "1MiB")

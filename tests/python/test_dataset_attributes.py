@@ -299,8 +299,32 @@ def test_copies_have_transforms_of_their_own(cached):
 
 def test_another_dataset_in_its_place_is_asked(cached):
     dataset = cached([1, 2, 3])
-    dataset.dataset = [4, 5, 6]
-    assert dataset[1] == 5 and dataset[:] == [4, 5, 6]
+    twin = copy.copy(dataset)
+    assert twin[:] == [1, 2, 3]
+    with pytest.warns(RuntimeWarning, match="replaced by a list"):
+        twin.dataset = [4, 5, 6, 7]
+    assert twin[1] == 5 and twin[:] == [4, 5, 6, 7] and len(twin) == 4
+    assert dataset[:] == [1, 2, 3] and dataset.dataset == [1, 2, 3]
+    dataset.clear()
+    assert twin[:2] == [4, 5] and dataset[:] == [1, 2, 3], "nothing of the other was stored"
+
+
+def test_control_to_ask_another_dataset_alone_mixes_them(cached):
+    dataset = cached([1, 2, 3])
+    twin = copy.copy(dataset)
+    dataset[0]
+    twin._stocache.source = [4, 5, 6]
+    assert dataset[:] == [1, 5, 6]
+
+
+def test_a_worker_may_open_its_dataset_anew(cached):
+    dataset = cached(Table(range(8)))
+
+    def opened_anew(_worker):
+        torch.utils.data.get_worker_info().dataset.dataset = Table(range(8))
+
+    list(DataLoader(dataset, 4, num_workers=1, worker_init_fn=opened_anew))
+    assert dataset.is_complete()
 
 
 # Epochs

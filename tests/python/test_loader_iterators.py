@@ -14,6 +14,7 @@ import torch
 from differential import Copying, DrawsInIter, DrawsPerBatch
 from sources import Fixed
 from stocache import loader as module
+from stocache._torch import compat
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
@@ -343,3 +344,103 @@ def test_indices_of_a_subset_that_do_not_exist_fail_when_their_turn_comes(cached
     assert [next(batches)[0, 0].item() for _ in range(2)] == [0, 2]
     with pytest.raises(IndexError):
         next(batches)
+
+
+# Iterators in the place of lists
+
+
+class ByName(dict):
+    """Samples by name."""
+
+
+class InPieces:
+    """A batch sampler that gives iterators."""
+
+    def __init__(self, keys, kind):
+        self.keys, self.kind = keys, kind
+
+    def __len__(self):
+        return len(self.keys) // 2
+
+    def __iter__(self):
+        for at in range(0, len(self.keys), 2):
+            yield self.kind(self.keys[at : at + 2])
+
+
+def pieces(loader, dataset, keys, kind, workers):
+    loader = loader(dataset, batch_sampler=InPieces(keys, kind), num_workers=workers)
+    return [batch.tolist() for _ in range(2) for batch in loader]
+
+
+@pytest.mark.filterwarnings("ignore:index 'a' is passed on")
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("loader", [DataLoader, stocache.DataLoader])
+@pytest.mark.parametrize("keys", [[2, 0, -1, 1], list("abcd")], ids=["numbers", "names"])
+def test_a_batch_of_indices_may_be_an_iterator(cached, loader, keys, workers):
+    samples = list(range(10, 14)) if keys[0] == 2 else ByName(zip("abcd", range(4), strict=True))
+    expected = pieces(DataLoader, samples, keys, list, 0)
+    assert pieces(loader, cached(samples), keys, iter, workers) == expected
+
+
+def test_control_who_looks_for_places_has_read_from_an_iterator(cached):
+    names = iter("ab")
+    assert cached([1])._stocache._places(names) is None and list(names) == ["b"]
+
+
+def pieces_around_clear(dataset):
+    loader = stocache.DataLoader(dataset, batch_sampler=InPieces([0, 1, 2, 3], iter))
+    list(loader)
+    batches = iter(loader)
+    first = next(batches).tolist()
+    dataset.clear()
+    return [first, *(batch.tolist() for batch in batches)]
+
+
+def test_an_iterator_is_kept_until_its_batch_is_made(cached):
+    assert pieces_around_clear(cached([5, 6, 7, 8])) == [[5, 6], [7, 8]]
+
+
+def test_control_an_iterator_that_is_read_twice_gives_nothing(cached, monkeypatch):
+    monkeypatch.setattr(compat, "_kept", lambda indices: indices)
+    with pytest.raises(IndexError):  # nothing to collate
+        pieces_around_clear(cached([5, 6, 7, 8]))
+
+
+# Cleared while batches are gathered ahead
+
+
+class Shifted(Fixed):
+    by = 0
+
+    def __getitem__(self, idx):
+        return super().__getitem__(idx) + self.by
+
+
+def cleared_in_mid_epoch(dataset):
+    loader = stocache.DataLoader(dataset, 2)
+    list(loader)
+    batches = iter(loader)
+    seen = [next(batches).tolist()]
+    batches._gatherer._ahead.submit(int).result()  # so all before it is gathered
+    dataset.dataset.by = 100
+    dataset.clear()
+    return seen + [batch.tolist() for batch in batches]
+
+
+def test_what_was_gathered_ahead_and_cleared_since_is_loaded_anew(cached, monkeypatch):
+    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
+    dataset = cached(Shifted([torch.tensor(idx) for idx in range(8)]))
+    assert cleared_in_mid_epoch(dataset) == [[0, 1], [102, 103], [104, 105], [106, 107]]
+
+
+def test_control_unasked_old_samples_come_after_clear(cached, monkeypatch):
+    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
+    init = module._Gatherer.__init__
+
+    def asks_nothing(gatherer, *arguments):
+        init(gatherer, *arguments)
+        gatherer._sees_changes = False
+
+    monkeypatch.setattr(module._Gatherer, "__init__", asks_nothing)
+    dataset = cached(Shifted([torch.tensor(idx) for idx in range(8)]))
+    assert cleared_in_mid_epoch(dataset)[1] == [2, 3]

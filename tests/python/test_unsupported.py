@@ -39,6 +39,14 @@ def test_the_place_and_the_remedy_are_told(sample, place, words):
     assert error.__cause__ is None
 
 
+def test_code_without_a_name_is_warned(cached):
+    dataset = cached([{1}])
+    with pytest.warns(RuntimeWarning, match="is a set"):
+        exec("dataset[0]", {"dataset": dataset})
+    with pytest.raises(KeyError):  # control: there is none
+        exec("import sys; sys._getframe().f_globals['__name__']", {})
+
+
 def test_what_pickle_refuses_is_told_with_its_reason():
     error = refused((1, {"f": (i for i in range(3))}), allow_pickle=True)
     assert error.place == "sample[1]['f']"

@@ -145,6 +145,8 @@ class Samples:
     ) -> tuple[list[int], dict[int, Any]]:
         """The places of these samples, and what was not cached of them, loaded together: by its
         position in the places."""
+        if hasattr(indices, "__next__"):  # it gives them once
+            indices = list(indices)
         places = self._places(indices)
         if places is None or not self.is_used():
             raise _Given(self._pass_many_on(indices, places is None, to_edit, whole))
@@ -291,6 +293,15 @@ class Samples:
         """Whether every sample comes from memory, and none has to be compared any more."""
         left = 0 if self._uncompared is None else self._uncompared.left
         return left == 0 and self.is_used() and self.records.stats()["filled"] == self.length
+
+    def with_source(self, source: Any) -> Samples:
+        """The same over another dataset. What is in the cache is not of that one, and others go on
+        using it, so from then on samples come from the dataset alone."""
+        other = copy.copy(self)
+        other.source, other.length = source, len(source)
+        other._together, other._until_epochs = Together(), Countdown(0)
+        telling.of_replaced(source)
+        return other
 
     def set_epoch(self, *arguments: Any, **options: Any) -> Any:
         """As the dataset's, which may give other samples afterwards: from now on they come from it

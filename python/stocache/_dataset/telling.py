@@ -18,7 +18,8 @@ WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM, _OTHER_KEYS, _WHOLE_BATCHES = rang
 def warn(text: str) -> None:
     """A warning at the line outside of this package that led here."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("stocache."):
+    # Code that is run by exec() may have no name.
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("stocache."):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, RuntimeWarning, stacklevel=level)
 
@@ -77,6 +78,13 @@ def of_epochs(source: Any) -> None:
         "not cached from here on: move what depends on the epoch into "
         "CachedDataset(transform=...); if nothing does, call .dataset.set_epoch(), or define "
         "set_epoch() in a subclass of CachedDataset"
+    )
+
+
+def of_replaced(source: Any) -> None:
+    warn(
+        f"dataset was replaced by a {type(source).__name__}: the cache holds samples of another, "
+        "so they are not cached from here on; wrap it anew: CachedDataset(dataset, ...)"
     )
 
 

@@ -100,6 +100,11 @@ class _Introduction:
             self._then(worker)
 
 
+def _kept(indices: Any) -> Any:
+    """The indices of a batch, which may be asked for twice: an iterator gives them once."""
+    return list(indices) if hasattr(indices, "__next__") else indices
+
+
 class HereIterator(_SingleProcessDataLoaderIter):
     """Without workers."""
 
@@ -125,7 +130,7 @@ class HereIterator(_SingleProcessDataLoaderIter):
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
     def _begin(self, gatherer: Gatherer) -> None:
-        indices = self._next_index()
+        indices = _kept(self._next_index())
         self._unasked -= 1
         self._begun.append((indices, gatherer.start(indices)))
 
@@ -183,7 +188,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     def _ask(self) -> None:
         try:
-            self._given.append([self._next_index()])
+            self._given.append([_kept(self._next_index())])
         except StopIteration:
             return
 
