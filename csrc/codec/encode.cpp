@@ -212,6 +212,8 @@ void Encoder::dict(PyObject* object, const Path& where, int depth) {
 
 void Encoder::ordered_dict(PyObject* object, const Path& where, int depth) {
   enter(object, where, depth);
+  Ref dict = dict_of(object);
+  if (dict && PyDict_GET_SIZE(dict.get())) return other(object, where, "with attributes");
   // Its own order, which PyDict_Next does not know.
   Ref items = checked(PyMapping_Items(object));
   const Py_ssize_t count = PyList_GET_SIZE(items.get());

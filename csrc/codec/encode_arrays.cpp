@@ -48,6 +48,8 @@ const ArrayInterface& interface_of(PyObject* object, Ref& capsule) {
 }  // namespace
 
 void Encoder::tensor(PyObject* object, const Path& where) {
+  Ref dict = dict_of(object);
+  if (dict && PyDict_GET_SIZE(dict.get())) return other(object, where, "with attributes");
   const at::Tensor& given = THPVariable_Unpack(object);
   const auto* impl = given.unsafeGetTensorImpl();
   if (!(impl->key_set().raw_repr() & ~kPlainKeys) && impl->is_contiguous()) [[likely]] {

@@ -6,9 +6,7 @@
 #include <algorithm>
 
 namespace stocache::codec {
-namespace {
 
-// The attributes in its __dict__, if it has one.
 Ref dict_of(PyObject* object) {
   Ref dict(PyObject_GenericGetDict(object, nullptr));
   if (!dict) {
@@ -17,8 +15,6 @@ Ref dict_of(PyObject* object) {
   }
   return dict;
 }
-
-}  // namespace
 
 void Encoder::put_class(const Known& known, const Path& where) {
   for (const auto& step : known.path) {

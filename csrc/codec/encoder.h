@@ -9,6 +9,9 @@
 
 namespace stocache::codec {
 
+// The attributes in an object's __dict__, if it has one.
+Ref dict_of(PyObject* object);
+
 class Encoder : public RecordWriter {
  public:
   explicit Encoder(bool allow_pickle) : allow_pickle_(allow_pickle) {}

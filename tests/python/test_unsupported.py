@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import pickle
 
 import pytest
@@ -18,6 +19,10 @@ def refused(sample, allow_pickle=False) -> UnsupportedSample:
         _C.codec_encode(sample, allow_pickle)
     assert "\n" not in str(caught.value)
     return caught.value
+
+
+def stored(sample, allow_pickle=False):
+    return _C.codec_decode(*_C.codec_encode(sample, allow_pickle), allow_pickle)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,21 @@ def test_the_place_and_the_remedy_are_told(sample, place, words):
     assert str(error).startswith(place + " ") and words in str(error)
     assert isinstance(error, TypeError) and isinstance(error, ValueError)
     assert error.__cause__ is None
+
+
+def test_attributes_of_tensors_and_dicts_are_not_lost():
+    tensor, ordered = torch.ones(3), collections.OrderedDict(a=1)
+    assert vars(stored(tensor)) == {} == vars(stored(ordered))
+    tensor.path = ordered.path = "1.jpg"
+    for sample in (tensor, ordered):
+        assert "with attributes; or pass allow_pickle" in str(refused([sample]))
+        assert stored([sample], allow_pickle=True)[0].path == "1.jpg"
+
+
+def test_control_without_a_look_at_attributes_they_are_lost():
+    tensor = torch.ones(3)
+    tensor.path = "1.jpg"
+    assert not hasattr(stored(tensor.detach()), "path"), "the same elements, as they were stored"
 
 
 def test_code_without_a_name_is_warned(cached):
