@@ -111,7 +111,7 @@ class CachedDataset(Dataset[Any]):
         self._stocache = Samples(
             dataset, records, len(dataset), allow_pickle=bool(allow_pickle), strict=bool(strict),
             probe=probe if not created and records.stats()["filled"] else 0,
-            says_what_fits=bool(verbose) and created,
+            named=name is not None, says_what_fits=bool(verbose) and created,
         )  # fmt: skip
         vars(self).update(dataset=dataset, transform=transform)
 

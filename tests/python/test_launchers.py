@@ -110,10 +110,13 @@ RANK = """
     class Data(Dataset):
         def __init__(self, options, first=0):
             self.first = first
+            if "home" in options:
+                os.chdir(options["home"])
             if "rank" in options:
                 self.rank = options["rank"]
         def __len__(self): return 8
-        def __getitem__(self, i): return torch.tensor(self.first + i)
+        def __getitem__(self, i):
+            return torch.tensor(self.first + i + int(os.environ.get("UNSEEN_OFFSET", 0)))
 
     def main():
         options = json.loads(sys.argv[1])
@@ -122,7 +125,7 @@ RANK = """
         def make(data):
             return stocache.CachedDataset(
                 data, options.get("memory", "8MiB"), shared=options.get("shared", True),
-                fingerprint=options.get("fingerprint", "auto"), probe=0,
+                fingerprint=options.get("fingerprint", "auto"), probe=options.get("probe", 0),
                 backing="shm", verbose=False,
             )
         with warnings.catch_warnings(record=True) as told:
@@ -130,9 +133,12 @@ RANK = """
             if options.get("validation"):
                 validation = make(Data(options, 1000))
                 validation[0]
+            os.environ["UNSEEN_OFFSET"] = str(options.get("offset", 0))
             dataset = make(Data(options))
+            seen = [int(dataset[i]) for i in range(8)]
         answer = {
-            "name": dataset.name, "bytes": dataset.stats().data_bytes, "first": int(dataset[0]),
+            "name": dataset.name, "bytes": dataset.stats().data_bytes,
+            "first": seen[0], "seen": seen,
             "told": [str(each.message) for each in told],
             "where": [each.filename == __file__ for each in told],
         }
@@ -220,6 +226,30 @@ def test_ranks_that_make_other_numbers_of_caches_get_their_own_samples(ranks):
 def test_control_without_the_line_they_get_each_others_samples(ranks):
     one, two = ranks("torchrun", lambda rank: {**validates_on_rank_0(rank), "blind": True})
     assert (one["first"], two["first"]) == (0, 1000)
+
+
+@pytest.mark.parametrize("probe", [4, 0])
+def test_a_rank_whose_samples_are_others_is_told_and_goes_on_without_the_cache(ranks, probe):
+    """They depend on what no look can see. Without the probe (the control) they are mixed."""
+    one, two = ranks("torchrun", lambda rank: {"offset": 100 * rank, "probe": probe})
+    assert one["name"] == two["name"]
+    assert one["seen"] == list(range(8)) and one["told"] == []
+    if probe:
+        assert two["seen"] == list(range(100, 108))
+        (told,) = two["told"]
+        assert "not the one that another rank of this node has cached" in told
+        assert "shared=False" in told and two["where"] == [True]
+    else:
+        assert two["seen"] == list(range(8)) and two["told"] == []
+
+
+def test_ranks_in_other_folders_do_not_share(ranks, tmp_path):
+    """The same relative name is another file there."""
+    homes = [tmp_path / "0", tmp_path / "1"]
+    for home in homes:
+        home.mkdir()
+    one, two = ranks("torchrun", lambda rank: {"home": str(homes[rank])})
+    assert one["name"] != two["name"]
 
 
 def test_spawned_ranks_share_once_they_have_met(tmp_path):

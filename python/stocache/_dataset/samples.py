@@ -44,31 +44,32 @@ class Samples:
 
     def __init__(
         self, source: Any, records: Records, length: int, *, allow_pickle: bool, strict: bool,
-        probe: int, says_what_fits: bool,
+        probe: int, named: bool, says_what_fits: bool,
     ) -> None:  # fmt: skip
         self.source = source
         self.records = records
         self.length = length
         self.allow_pickle = allow_pickle
         self._strict = strict
+        self._named = named
         self._made_by = os.getpid()
         self._says_what_fits = says_what_fits
         self._together = Together()
         # Cached samples still to be compared with the dataset's: when one is asked for, by whom it
         # is asked for, who would have loaded it without a cache.
         self._uncompared = Countdown(probe) if probe else None
-        # Counted down when a new epoch makes other samples; only where there is such a thing.
-        self._until_epochs = Countdown(1) if hasattr(source, "set_epoch") else None
+        # Counted down when the cached samples are found to be others than the dataset's, or become
+        # so in a new epoch; only where that can be.
+        may_differ = probe or hasattr(source, "set_epoch")
+        self._until_others = Countdown(1) if may_differ else None
 
     # One sample
 
     def get(self, index: Any, to_edit: bool) -> Any:
         """A sample. Who means ``to_edit`` it never gets what belongs to the dataset."""
         place = self._place(index)
-        if place is None or not self.is_used():
+        if place is None or not self._may_use([place]):
             return self._pass_on(index, place is None, to_edit)
-        if self._uncompared is not None:
-            self._compare_first([place])
         return self._get(place, to_edit)
 
     def _get(self, place: int, to_edit: bool) -> Any:
@@ -148,12 +149,10 @@ class Samples:
         if hasattr(indices, "__next__"):  # it gives them once
             indices = list(indices)
         places = self._places(indices)
-        if places is None or not self.is_used():
+        if places is None or not self._may_use(places):
             raise _Given(self._pass_many_on(indices, places is None, to_edit, whole))
         if whole and self._together.gives_whole_batches():
             raise _Given(self._whole_batch(indices))
-        if self._uncompared is not None:
-            self._compare_first(places)
         missing = self.records.missing(places)
         try:
             loaded = self._load_many([places[k] for k in missing], to_edit, whole)
@@ -286,8 +285,15 @@ class Samples:
     # Whether the cache is used
 
     def is_used(self) -> bool:
-        """Whether samples are still those that were cached: no new epoch has made others."""
-        return self._until_epochs is None or self._until_epochs.left > 0
+        """Whether samples are still those that are cached: nobody found others, and no new epoch
+        has made others."""
+        return self._until_others is None or self._until_others.left > 0
+
+    def _may_use(self, places: Sequence[int]) -> bool:
+        """The same, after a look at the first of them where that is still to be done."""
+        if self._uncompared is not None and self.is_used():
+            self._compare_first(places)
+        return self.is_used()
 
     def is_settled(self) -> bool:
         """Whether every sample comes from memory, and none has to be compared any more."""
@@ -299,17 +305,17 @@ class Samples:
         using it, so from then on samples come from the dataset alone."""
         other = copy.copy(self)
         other.source, other.length = source, len(source)
-        other._together, other._until_epochs = Together(), Countdown(0)
+        other._together, other._until_others = Together(), Countdown(0)
         telling.of_replaced(source)
         return other
 
     def set_epoch(self, *arguments: Any, **options: Any) -> Any:
         """As the dataset's, which may give other samples afterwards: from now on they come from it
         alone. What is loaded at this moment, by whom it may be, is not stored either."""
-        if self._until_epochs is None:
-            self._until_epochs = Countdown(1)
-        if self._until_epochs.left:
-            self._until_epochs.count()
+        if self._until_others is None:
+            self._until_others = Countdown(1)
+        if self._until_others.left:
+            self._until_others.count()
             telling.of_epochs(self.source)
         return self.source.set_epoch(*arguments, **options)
 
@@ -325,8 +331,13 @@ class Samples:
             outcome = SAME
             with contextlib.suppress(Exception):  # what cannot be loaded now was cached in time
                 outcome = compare(self.records, self.source, place, self.allow_pickle)
-            if outcome == STALE:
+            if outcome == STALE and self._named:
                 raise telling.stale(self.records, place)
+            if outcome == STALE:  # nobody asked for this sharing, so that it must not end a run
+                assert self._until_others is not None
+                self._until_others.count()
+                telling.of_other_rank(place)
+                return
             if outcome == RANDOM:
                 telling.of_random(self.records, place)
             self._uncompared.count()

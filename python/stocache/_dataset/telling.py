@@ -88,6 +88,14 @@ def of_replaced(source: Any) -> None:
     )
 
 
+def of_other_rank(index: int) -> None:
+    warn(
+        f"sample {index} of this dataset is not the one that another rank of this node has cached, "
+        "although their code and attributes are the same: from here on samples come from the "
+        "dataset alone; pass shared=False to have a cache of this rank's own"
+    )
+
+
 def stale(records: _C.Records, index: int) -> ValueError:
     name = records.location()["name"]
     return ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from types import FrameType
 from typing import Any
@@ -71,6 +72,8 @@ def open_records(
         limit //= job.ranks  # each takes its part of what is free
     # The user's word says nothing of which dataset it is: a look has seen that.
     which = () if look else (_kind(dataset), length, list(stack(caller)))
+    # No attribute, and yet the same file name or the same code may give another sample.
+    which = (*which, _folder(), str(torch.get_default_dtype()))
     chosen = name or ("" if apart is None else _name(apart, policy, found.text, *which))
     open_or_clear(
         lambda: records.open(
@@ -104,6 +107,13 @@ def _name(job: Job, policy: str, mark: str, *which: Any) -> str:
     worker = torch.utils.data.get_worker_info()
     what = digest(job.name, policy, mark, worker and worker.id, which)
     return f"job-{what}-{count(what)}"
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
 
 
 def _kind(dataset: Any) -> str:
