@@ -36,6 +36,10 @@ def own_shm_for_this_run() -> None:
         kernel.mount_shm(f"size={size.f_frsize * size.f_blocks}")
 
 
+# A shell that starts a run in the background has it ignore Ctrl-C, and so all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 own_shm_for_this_run()  # before torch starts threads, which would stay behind in the old namespace
 
 torch = pytest.importorskip("torch")

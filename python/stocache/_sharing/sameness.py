@@ -60,7 +60,7 @@ _EXTENDED: dict[type, Callable[[Any], Any]] = {
 _KNOWN_BASES = frozenset((object, list, tuple, dict, set, frozenset, *_EXTENDED))
 _CACHES = (_C.Cache, _C.Records, _C.Files)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), "_multiprocessing.SemLock")
-_GENERATORS = ("random.Random", "numpy.random.mtrand.RandomState", "torch._C.Generator")
+_GENERATORS = ("random.Random", "numpy.random.mtrand.RandomState")
 _BY_NAME = (torch.dtype, torch.device, torch.layout, torch.memory_format, range)
 _PATHS = frozenset((PosixPath, PurePosixPath, WindowsPath, PureWindowsPath))
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -164,7 +164,7 @@ class _Walk:
             if values[0].dtype.kind in "MmSUV":
                 self.column([str(value.dtype) for value in values], where, depth + 1)
             self.column([sys.modules["numpy"].array(values)], where, depth + 1)
-        elif _name(kind) in _GENERATORS:
+        elif kind is torch.Generator or _name(kind) in _GENERATORS:
             self.compound(
                 kind, [each for each in values if not _is_programs_own(each)], where, depth
             )
