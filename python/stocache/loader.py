@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -118,13 +117,14 @@ class _Gatherer:
         Likewise if samples have to be transformed since."""
         if self._sees_changes and not self._cached._stocache_gathers():
             return _C.MISS
-        # An index that is no number is the dataset's.
-        with contextlib.suppress(TypeError, IndexError):
+        try:
             batch = gathered()
             # What was gathered ahead may have been cleared since.
             ahead = self._sees_changes and self._ahead is not None
             if batch is not _C.MISS and not (ahead and self._samples.records.missing(chosen)):
                 return batch
+        except (TypeError, IndexError):
+            pass  # an index that is no number is the dataset's
         places = self._samples.in_memory(chosen)
         if places is None:
             return _C.MISS

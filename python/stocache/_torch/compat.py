@@ -105,12 +105,30 @@ def _kept(indices: Any) -> Any:
     return list(indices) if hasattr(indices, "__next__") else indices
 
 
-class HereIterator(_SingleProcessDataLoaderIter):
+class _Unprofiled(_BaseDataLoaderIter):
+    """A batch that is gathered here is noted for torch's profiler only while somebody profiles: the
+    note alone takes 6 µs, a small batch 70."""
+
+    _gatherer: Gatherer | None
+
+    def __next__(self) -> Any:
+        if (
+            self._gatherer is None
+            or self._sampler_iter is None
+            or torch._C._autograd._profiler_enabled()
+        ):
+            return super().__next__()
+        batch: Any = self._next_data()
+        self._num_yielded += 1
+        return batch
+
+
+class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
     """Without workers."""
 
     def __init__(self, loader: Any) -> None:
         super().__init__(_over_view(loader))
-        self._gatherer: Gatherer | None = loader.gatherer()
+        self._gatherer = loader.gatherer()
         self._begun: deque[tuple[Any, Callable[[], Any]]] = deque()
         self._unasked = len(self) if self._gatherer and self._gatherer.knows_order else 0
 
@@ -135,7 +153,7 @@ class HereIterator(_SingleProcessDataLoaderIter):
         self._begun.append((indices, gatherer.start(indices)))
 
 
-class WorkersIterator(_MultiProcessingDataLoaderIter):
+class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
     """With workers, which are started when they are needed: in an epoch that is gathered in this
     process there is nothing for them to do."""
 
@@ -143,7 +161,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: Any) -> None:
         self._given: deque[list[Any]] = deque()  # indices, and what waits for their batch
-        self._gatherer: Gatherer | None = loader.gatherer()
+        self._gatherer = loader.gatherer()
         self._loader = _over_view(loader)
         if self._gatherer is None:
             super().__init__(self._loader)
