@@ -266,12 +266,12 @@ def own_loader(table: Table, progress: tqdm[None], rounds: int) -> None:
     """The limit is one index_select per batch, in the same process, into a buffer that is used
     again: nothing that gathers shuffled rows can do less. With one thread or all of torch's,
     whichever is faster: on a busy machine threads wait for each other. Its indices are tensors
-    already; ours come out of a sampler, as in every DataLoader."""
+    already; ours are drawn in the epoch, as in every DataLoader."""
     for size, of_limit in ((LARGE, 90), (SMALL, 50)):
         values = noise(size)
         with cached(InMemory(values), size.bytes) as ours:
             order = Same(size.samples)
-            fast = stocache.DataLoader(ours, batch_sampler=order, num_workers=WORKERS)
+            fast = stocache.DataLoader(ours, BATCH, shuffle=True, num_workers=WORKERS)
             peer = stock_loader(InStocaching(values))
             check(fast, values)
             sides: dict[str, Side] = {

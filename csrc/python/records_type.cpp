@@ -1,5 +1,7 @@
 #include "python/records_type.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+
 #include "python/loading_type.h"
 #include "python/records.h"
 #include "python/shared_batches.h"
@@ -36,8 +38,21 @@ bool are_plain(PyObject* object, std::vector<int64_t>& indices) {
   return true;
 }
 
+// What torch.randperm has drawn.
+bool are_numbers(PyObject* object, std::vector<int64_t>& indices) {
+  if (!THPVariable_CheckExact(object)) return false;
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (tensor.scalar_type() != at::kLong || tensor.dim() != 1 || !tensor.is_cpu() ||
+      !tensor.is_contiguous()) {
+    return false;
+  }
+  const auto* numbers = tensor.const_data_ptr<int64_t>();
+  indices.assign(numbers, numbers + tensor.numel());
+  return true;
+}
+
 bool to_indices(PyObject* object, std::vector<int64_t>& indices) {
-  if (are_plain(object, indices)) return true;
+  if (are_plain(object, indices) || are_numbers(object, indices)) return true;
   PyObject* items = PySequence_Tuple(object);
   if (!items) return false;
   indices.resize(static_cast<size_t>(PyTuple_GET_SIZE(items)));

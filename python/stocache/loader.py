@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     Dataset,
@@ -23,8 +24,10 @@ from torch.utils.data import (
 
 from stocache import _C
 from stocache._torch import compat
+from stocache._torch.order import Drawn
 from stocache.cached_dataset import CachedDataset
 
+Indices = list[Any] | Tensor
 ToIndices = Callable[[Sequence[int]], list[int]]
 """How indices of a subset become those of the CachedDataset under it."""
 
@@ -96,9 +99,9 @@ class _Gatherer:
         self._threads = max(1, len(os.sched_getaffinity(0)))
         self._ahead: ThreadPoolExecutor | None = None
 
-    def start(self, indices: Sequence[int]) -> Callable[[], Any]:
+    def start(self, indices: Sequence[int] | Drawn) -> Callable[[], Any]:
         try:
-            chosen = self._to_indices(indices)
+            chosen = self._chosen(indices)
         except Exception:  # when its turn comes, it will be the dataset's
             return lambda: self.missing
         gather = partial(self._gather, chosen)
@@ -108,11 +111,17 @@ class _Gatherer:
             self._ahead = ThreadPoolExecutor(1, "stocache-gather", _use_device, (self._device,))
         return partial(self._finish, chosen, self._ahead.submit(gather).result)
 
-    def _gather(self, chosen: list[Any]) -> Any:
+    def _chosen(self, indices: Sequence[int] | Drawn) -> Indices:
+        """What is asked of the cache. It stays as it is, whatever becomes of the sampler's list."""
+        if not isinstance(indices, Drawn):
+            return self._to_indices(indices)
+        return indices.numbers if self._to_indices is list else self._to_indices(indices.listed())
+
+    def _gather(self, chosen: Indices) -> Any:
         batch = self._samples.collated(chosen, self._threads)
         return batch if batch is _C.MISS else self._pin(batch)
 
-    def _finish(self, chosen: list[Any], gathered: Callable[[], Any]) -> Any:
+    def _finish(self, chosen: Indices, gathered: Callable[[], Any]) -> Any:
         """The batch, or ``_C.MISS`` if a sample is not in memory: who loads it is not decided here.
         Likewise if samples have to be transformed since."""
         if self._sees_changes and not self._cached._stocache_gathers():
@@ -125,6 +134,8 @@ class _Gatherer:
                 return batch
         except (TypeError, IndexError):
             pass  # an index that is no number is the dataset's
+        if isinstance(chosen, Tensor):
+            chosen = chosen.tolist()
         places = self._samples.in_memory(chosen)
         if places is None:
             return _C.MISS

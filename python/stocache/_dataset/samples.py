@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import default_collate
 
 from stocache import _C
@@ -130,7 +131,7 @@ class Samples:
             batch = default_collate(self._filled_up(places, loaded, to_edit=False))
         return batch
 
-    def collated(self, places: Sequence[Any], threads: int = 1, counted: int = 0) -> Any:
+    def collated(self, places: Sequence[Any] | Tensor, threads: int = 1, counted: int = 0) -> Any:
         """The batch as default_collate makes it, gathered natively. ``_C.MISS`` if a sample is not
         in memory, or if these samples must be collated in Python. ``counted`` of them were counted
         as they came; the others are hits."""

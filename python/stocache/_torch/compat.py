@@ -29,6 +29,7 @@ from torch.utils.data.dataloader import (
 )
 
 from stocache import _C
+from stocache._torch.order import drawn, listed
 
 __all__ = ["Gatherer", "Loader", "as_plain_tensors", "pin_memory"]
 
@@ -105,6 +106,11 @@ def _kept(indices: Any) -> Any:
     return list(indices) if hasattr(indices, "__next__") else indices
 
 
+def _order_of(iterator: Any) -> Iterator[Any]:
+    """What it asks for indices, before it has asked for any."""
+    return drawn(iterator._index_sampler) or iterator._sampler_iter
+
+
 class _Unprofiled(_BaseDataLoaderIter):
     """A batch that is gathered here is noted for torch's profiler only while somebody profiles: the
     note alone takes 6 µs, a small batch 70."""
@@ -129,6 +135,8 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
     def __init__(self, loader: Any) -> None:
         super().__init__(_over_view(loader))
         self._gatherer = loader.gatherer()
+        if self._gatherer is not None:
+            self._sampler_iter = _order_of(self)
         self._begun: deque[tuple[Any, Callable[[], Any]]] = deque()
         self._unasked = len(self) if self._gatherer and self._gatherer.knows_order else 0
 
@@ -144,7 +152,7 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
         batch = wait()
         if batch is not self._gatherer.missing:
             return batch
-        batch = self._dataset_fetcher.fetch(indices)
+        batch = self._dataset_fetcher.fetch(listed(indices))
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
     def _begin(self, gatherer: Gatherer) -> None:
@@ -178,6 +186,8 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             return
         _BaseDataLoaderIter._reset(self, loader, first_iter)
         self._given.clear()
+        if self._gatherer is not None:
+            self._sampler_iter = _order_of(self)
         for _ in range(self._prefetch_factor * self._num_workers):
             self._ask()
         if self._gatherer is None:
@@ -212,7 +222,8 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
 
     def _hand_to_workers(self) -> None:
         """The rest of this epoch, as if they had had it from its beginning."""
-        rest = _Rest(itertools.chain([task[0] for task in self._given], self._sampler_iter))
+        given = [task[0] for task in self._given]
+        rest = _Rest(map(listed, itertools.chain(given, self._sampler_iter)))
         order = self._index_sampler
         self._given.clear()
         self._gatherer = None
