@@ -8,15 +8,31 @@ use std::process::{Command, ExitStatus};
 fn broken(fault: &str, what: &str, count: u64) -> ExitStatus {
     let mut command = Command::new(env!("CARGO_BIN_EXE_torture"));
     command.args([what, "--count", &count.to_string()]);
-    if what.starts_with("full") {
+    if needs_small_shm(what) {
         let script = format!(
-            "mount -t tmpfs -o size=16m,huge=advise tmpfs /dev/shm && exec {} {what}",
+            "mount -t tmpfs -o size=16m,huge=advise tmpfs /dev/shm && exec {} {what} --count {count}",
             env!("CARGO_BIN_EXE_torture")
         );
         command = Command::new("unshare");
         command.args(["-m", "sh", "-c", &script]);
     }
     command.env("STOCACHE_FAULT", fault).status().expect("torture runs")
+}
+
+fn needs_small_shm(what: &str) -> bool {
+    what.starts_with("full") || what == "shm-race"
+}
+
+/// Whether a small /dev/shm can be had.
+fn may_mount() -> bool {
+    let allowed =
+        Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success());
+    if !allowed {
+        eprintln!(
+            "skipped: no right to make a mount namespace here, so the controls of a small /dev/shm are not covered"
+        );
+    }
+    allowed
 }
 
 fn is_caught(fault: &str, what: &str, count: u64) {
@@ -123,6 +139,13 @@ fn mapping_through_the_locked_description_is_caught_where_views_live_on() {
 }
 
 #[test]
+fn making_a_file_while_others_make_it_is_caught() {
+    if may_mount() {
+        is_caught("CreateUnlocked", "shm-race", 20);
+    }
+}
+
+#[test]
 fn a_slow_walk_through_proc_makes_one_memfd_and_without_the_lock_it_is_caught() {
     let status = broken("SlowWalk", "memfd-race", 2);
     assert_eq!(status.code(), Some(0), "two caches under a slow walk: {status}");
@@ -187,12 +210,7 @@ fn taking_a_file_from_a_living_copier_is_caught() {
 #[test]
 fn writing_through_the_mapping_dies_on_a_full_mount() {
     use std::os::unix::process::ExitStatusExt;
-    let allowed =
-        Command::new("unshare").args(["-m", "true"]).status().is_ok_and(|status| status.success());
-    if !allowed {
-        eprintln!(
-            "skipped: no right to make a mount namespace here, so the control of a full /dev/shm is not covered"
-        );
+    if !may_mount() {
         return;
     }
     for (fault, what) in [("WriteThroughMapping", "full"), ("TouchHugePages", "full-huge")] {

@@ -88,6 +88,12 @@ fn ranks_that_make_a_memfd_at_the_same_moment_share_one() {
 }
 
 #[test]
+fn ranks_that_make_a_file_at_the_same_moment_share_one_though_there_is_room_for_one_only() {
+    let Some(status) = in_small_shm("shm-race --count 10") else { return };
+    assert!(status.success(), "shm-race: {status}");
+}
+
+#[test]
 fn p6_a_full_mount_freezes_and_never_kills() {
     let Some(status) = in_small_shm("full") else { return };
     assert!(status.success(), "full: {status}");

@@ -21,9 +21,9 @@
 //
 // - Tensors come back contiguous, without requires_grad and without Python attributes of their own.
 // - Arrays come back in C order and writable; a numpy.memmap comes back as a numpy.ndarray.
-// - An image that PIL opened from a file comes back as a PIL.Image.Image. Of `info` only the
-//   transparency is kept, because it decides how the pixels look. Of a file with several frames the
-//   current one is kept.
+// - An image that PIL opened from a file comes back as a PIL.Image.Image. Of `info` is kept what
+//   says how the pixels are to be shown: transparency, EXIF, XMP and the colour profile. Of a file
+//   with several frames the current one is kept.
 // - Instances of dataclasses are made without __init__, __new__ and __setstate__. All attributes
 //   are kept, also those that are no fields; only __orig_class__, a note of typing, is not.
 // - An object that occurs twice comes back as two objects.

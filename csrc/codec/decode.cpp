@@ -255,9 +255,10 @@ Ref Decoder::image(const Node& node) {
     ++next_;
     return made;
   }
-  Ref transparency = this->node();
+  Ref kept = this->node();
   Ref info = checked(PyObject_GetAttr(made.get(), NAME("info")));
-  check(PyObject_SetItem(info.get(), NAME("transparency"), transparency.get()));
+  if (!PyDict_Check(kept.get())) malformed("an image whose info is no dict");
+  check(PyDict_Update(info.get(), kept.get()));
   return made;
 }
 

@@ -220,18 +220,10 @@ void Encoder::image(PyObject* object, const Path& where, int depth) {
   const auto data = bytes_of(pixels.get());
   add_owned(std::move(pixels), data.data(), data.size());
   if (!palette_mode.empty()) add_bytes(std::move(palette), where);
-  Ref info = checked(PyObject_GetAttr(object, NAME("info")));
-  PyObject* transparency = PyDict_Check(info.get())
-                               ? PyDict_GetItemWithError(info.get(), NAME("transparency"))
-                               : nullptr;
-  if (!transparency) {
-    if (PyErr_Occurred()) throw python_error();
-    return put(Kind::Missing);
-  }
-  Ref value = Ref::to(transparency);
-  const Path in_image{&where, object, 0, nullptr, NAME("info")};
+  Ref info = checked(PyObject_CallOneArg(KEPT("stocache._images", "kept_info"), object));
+  if (info.get() == Py_None) return put(Kind::Missing);
   enter(object, where, depth);
-  this->object(value.get(), Path{&in_image, info.get(), 0, NAME("transparency")}, depth + 1);
+  this->object(info.get(), Path{&where, object, 0, nullptr, NAME("info")}, depth + 1);
 }
 
 }  // namespace stocache::codec

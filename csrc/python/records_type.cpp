@@ -158,8 +158,9 @@ PyObject* missing(PyObject* self, PyObject* argument) {
     for (size_t i = 0; list && i < indices.size(); ++i) {
       if (cache->records().find(indices[i]).data) continue;
       PyObject* place = PyLong_FromSize_t(i);
-      if (!place || PyList_Append(list, place) != 0) return nullptr;
-      Py_DECREF(place);
+      const bool added = place && PyList_Append(list, place) == 0;
+      Py_XDECREF(place);
+      if (!added) Py_CLEAR(list);
     }
     return list;
   });

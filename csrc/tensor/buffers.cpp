@@ -23,7 +23,8 @@ bool is_ours(const c10::Storage& storage) {
 
 c10::Storage allocate(size_t bytes) {
   void* data = c10::alloc_cpu(bytes);
-  return storage_over(memory_of(data, data, &free_buffer), bytes);
+  // With an allocator, so that a batch can grow as torch's can; it then leaves the ring.
+  return storage_over(memory_of(data, data, &free_buffer), bytes, c10::GetCPUAllocator());
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ try:
 except ImportError:
     np = None
 try:
-    from PIL import Image, ImageFile
+    from PIL import Image, ImageFile, ImageOps
 except ImportError:
     Image = None
 
@@ -709,6 +709,25 @@ def test_images_from_files_are_loaded():
     photo.quantize(5).save(file, "PNG", transparency=bytes(range(5)))
     opened = Image.open(io.BytesIO(file.getvalue()))
     assert back(opened).convert("RGBA").tobytes() == opened.convert("RGBA").tobytes()
+
+
+@needs_pil
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_a_photo_is_as_upright_as_it_was(kind):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    file = io.BytesIO()
+    gradient("RGB", (40, 20)).save(file, kind, exif=exif, icc_profile=b"colours")
+    expected = Image.open(io.BytesIO(file.getvalue()))
+    got = back(Image.open(io.BytesIO(file.getvalue())))
+    assert "exif" in got.info or kind == "TIFF"  # which newer versions of PIL turn themselves
+    assert got.info["icc_profile"] == b"colours"
+    upright = ImageOps.exif_transpose(expected)
+    assert upright.size == (20, 40) and ImageOps.exif_transpose(got).size == (20, 40)
+    assert ImageOps.exif_transpose(got).tobytes() == upright.tobytes()
+    got.info.clear()  # the control: as it was when only the pixels were kept
+    got = back(got)
+    assert kind == "TIFF" or ImageOps.exif_transpose(got).size == (40, 20)
 
 
 @needs_pil

@@ -31,6 +31,18 @@ def complete(cached, log):
     return make
 
 
+@pytest.mark.parametrize("kind", [DataLoader, stocache.DataLoader])
+def test_a_batch_can_grow_and_its_memory_is_not_used_again(cached, kind):
+    dataset = cached([torch.full((1 << 14,), idx % 2) for idx in range(16)])
+    dataset.warm(num_workers=1, progress=False)
+    grown = []
+    for batch in kind(dataset, 4):
+        batch.resize_(8, 1 << 14)[4:] = 7
+        grown.append(batch)
+    for batch in grown:
+        assert batch[:4, 0].tolist() == [0, 1, 0, 1] and (batch[4:] == 7).all()
+
+
 class OldLoader(stocache.DataLoader):
     """As it was: a generator that draws a seed in every epoch, when the first batch is asked for,
     and loads what is missing itself."""

@@ -329,18 +329,35 @@ pub fn fork_during_first_use(run: &mut Run) -> Verdict {
     Ok(format!("{} first uses", run.count))
 }
 
-/// Processes that make a memfd of one name at the same moment share one.
+/// Ranks that make a memfd of one name at the same moment share one.
 pub fn memfd_race(run: &mut Run) -> Verdict {
+    race(run, |name| Request { backing: Backing::Memfd, ..request(name, 8, 4096) })
+}
+
+/// The same with a file in a /dev/shm that has room for one: what one of them sets aside before its file
+/// has a name does not keep the others from joining. Needs a small tmpfs, as full.rs does.
+pub fn shm_race(run: &mut Run) -> Verdict {
+    const BYTES: u64 = 4;
+    let mount = stocache::sys::limits::mount(std::path::Path::new("/dev/shm"))
+        .map_err(|error| error.to_string())?;
+    let per_sample = BYTES + 2; // and its state
+    let samples = (mount.free - (1 << 20)) / per_sample;
+    race(run, |name| request(name, samples, BYTES))
+}
+
+fn race(run: &mut Run, wanted: impl Fn(&str) -> Request) -> Verdict {
     const RANKS: usize = 4;
     for round in 0..run.count {
-        let name = format!("{}-{round}", unique("race"));
-        let wanted = Request { backing: Backing::Memfd, ..request(&name, 8, 4096) };
+        let wanted = wanted(&format!("{}-{round}", unique("race")));
         let (mut told, mut tell) = std::io::pipe().map_err(|error| error.to_string())?;
         let ranks: Vec<Child> = (0..RANKS)
             .map(|_| {
                 Child::fork(|| {
-                    let (cache, _) = open(&wanted).expect("a cache");
-                    let instance = cache.segment().header().instance;
+                    let opened = open(&wanted);
+                    let instance = match &opened {
+                        Ok((cache, _)) => cache.segment().header().instance,
+                        Err(_) => 0,
+                    };
                     tell.write_all(&instance.to_ne_bytes()).expect("a pipe");
                     loop {
                         std::thread::park(); // until it is killed
@@ -353,6 +370,12 @@ pub fn memfd_race(run: &mut Run) -> Verdict {
             let mut instance = [0; 16];
             told.read_exact(&mut instance).map_err(|error| error.to_string())?;
             instances.insert(instance);
+        }
+        // What they leave would take room in the next round, until the first of them removed it.
+        drop(ranks);
+        stocache::remove_leftovers();
+        if instances.contains(&[0; 16]) {
+            return Err(format!("round {round}: an error where others have the cache"));
         }
         if instances.len() != 1 {
             return Err(format!("round {round}: {} caches of one name", instances.len()));

@@ -50,6 +50,7 @@ fn main() -> ExitCode {
         "fork-detach" => lifecycle::fork_then_detach,
         "forks" => lifecycle::forks_while_threads_run,
         "memfd-race" => lifecycle::memfd_race,
+        "shm-race" => lifecycle::shm_race,
         "orphaned" => locks::orphaned,
         "parent-first" => locks::parent_first,
         "kept-views" => locks::kept_views,
@@ -73,7 +74,7 @@ fn main() -> ExitCode {
         _ => {
             eprintln!(
                 "usage: torture tear-copies|tear-views|takeover|stopped|many-writers|lifecycle|leftovers|name-removed|\
-                 fork-detach|forks|first-use|memfd-race|orphaned|parent-first|kept-views|records|records-lru|\
+                 fork-detach|forks|first-use|memfd-race|shm-race|orphaned|parent-first|kept-views|records|records-lru|\
                  files-killed|files-once|files-evicted|files-dead|files-stopped|files-forks|\
                  files-unreadable|files-against|files-two-tables|files-many|umasks|headers|full|full-huge \
                  [--count N] [--seed S]"

@@ -31,6 +31,12 @@ pub(crate) enum Fault {
     IgnoreEpoch,
     /// Empty a region without asking whether somebody is writing to it.
     RecycleInUse,
+    /// Say that all is gone before asking who is still writing.
+    RaiseThenAsk,
+    /// Look up the states before the lease is had, of which a dead holder claims one meanwhile.
+    StatesBeforeLease,
+    /// Make a segment without a look at who else is making it.
+    CreateUnlocked,
     /// Give up the room of what is emptied while somebody is writing to it.
     LoseRoom,
     /// Believe a count of records that a dead process may have left.
@@ -95,6 +101,33 @@ pub(crate) fn active(fault: Fault) -> bool {
 #[inline(always)]
 pub(crate) const fn active(_fault: Fault) -> bool {
     false
+}
+
+/// A place in the code where a test may hold a thread: what the kernel does now and then, at a moment
+/// that the test chooses. Elsewhere nothing.
+#[cfg(test)]
+pub(crate) fn reached(place: &'static str) {
+    meeting::AT.with_borrow_mut(|act| act.iter_mut().for_each(|act| act(place)));
+}
+
+#[cfg(not(test))]
+#[inline(always)]
+pub(crate) const fn reached(_place: &'static str) {}
+
+/// What a thread of a test does where it comes by.
+#[cfg(test)]
+pub(crate) mod meeting {
+    use std::cell::RefCell;
+
+    thread_local! {
+        pub(super) static AT: RefCell<Option<Box<dyn FnMut(&'static str)>>> =
+            const { RefCell::new(None) };
+    }
+
+    /// From now on this thread calls `act` wherever it comes by.
+    pub(crate) fn at(act: impl FnMut(&'static str) + 'static) {
+        AT.set(Some(Box::new(act)));
+    }
 }
 
 /// Controls of unit tests: with one rule broken, the same test must fail. Those of the tortures are
@@ -178,6 +211,22 @@ mod controls {
             &[
                 "records::tests::what_is_being_written_while_the_store_is_cleared_is_gone_and_keeps_its_room",
             ],
+        );
+    }
+
+    #[test]
+    fn asking_who_writes_after_all_is_said_to_be_gone_is_caught() {
+        is_caught(
+            Fault::RaiseThenAsk,
+            &["records::tests::a_record_that_is_written_while_all_is_emptied_keeps_its_room"],
+        );
+    }
+
+    #[test]
+    fn looking_up_the_states_before_the_lease_is_caught() {
+        is_caught(
+            Fault::StatesBeforeLease,
+            &["files::table::tests::what_the_dead_locked_last_is_free_for_who_has_their_lease"],
         );
     }
 

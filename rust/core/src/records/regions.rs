@@ -25,7 +25,7 @@
 
 use super::base::{LOCK_PATIENCE, RecordStore};
 use super::format::{LAST_GENERATION, pack_count, unpack_count};
-use crate::fault::{Fault, active as broken};
+use crate::fault::{Fault, active as broken, reached};
 use crate::segment::claim::{LEASES, Lease, Orphans};
 use crate::segment::counters::Count;
 use crate::segment::layout::{RECORD_ALIGN, RecordsGeometry};
@@ -136,7 +136,7 @@ impl RecordStore {
 
     /// This process's lease; what a dead holder of it left is put right at the first call.
     pub(super) fn lease(&self) -> Option<Lease> {
-        self.leases().mine_after(&self.slots(), |lease| self.forget_writer(lease))
+        self.leases().mine_after(|| self.slots(), |lease| self.forget_writer(lease))
     }
 
     /// Finds room for a record of `len` bytes. None if there is none to be had.
@@ -170,6 +170,7 @@ impl RecordStore {
             if self.head(ACTIVE).load(Ordering::SeqCst) != r {
                 continue;
             }
+            reached("regions: active");
             let generation = self.generation(r, Ordering::Acquire);
             let taken =
                 self.region(r, CURSOR).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| {
@@ -255,9 +256,17 @@ impl RecordStore {
             let before = self.head(ACTIVE).swap(NONE, Ordering::SeqCst);
             let (mut free, mut kept) = (None, None);
             for r in 0..self.geometry().regions {
-                if !self.raise(r) {
+                // Asked before the raise: who is done by now took the old generation with it, and who
+                // is not may take the new one, and must keep its room.
+                let mut written = self.is_written(r);
+                let raised = self.raise(r);
+                reached("regions: raised");
+                if broken(Fault::RaiseThenAsk) {
+                    written = self.is_written(r);
+                }
+                if !raised {
                     kept = kept.or(Some(r));
-                } else if !self.is_written(r) {
+                } else if !written {
                     self.region(r, CURSOR).store(0, Ordering::Relaxed);
                     free = free.or(Some(r));
                 }

@@ -2,11 +2,15 @@
 #![allow(unsafe_code)] // forks, and pages that nobody may touch
 
 use super::{Claim, Put, RecordStore};
+use crate::fault::meeting;
+use crate::segment::claim::LEASES;
 use crate::segment::layout::{Geometry, RECORD_ALIGN, RecordsGeometry};
 use crate::segment::{Backing, Request, random_name};
+use crate::sys::ofd::lock_byte;
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 fn store(limit: u64, samples: u64, recycle: bool) -> Arc<RecordStore> {
@@ -83,6 +87,79 @@ fn a_copy_is_whole_only_if_its_region_was_not_emptied_meanwhile() {
         found.len
     });
     assert_eq!((copied, copies), (Some(5), 2));
+}
+
+/// A writer has found its region active, and takes its generation after all was said to be gone. What
+/// it writes then belongs to the new generation, so nobody else may be given its room.
+#[test]
+fn a_record_that_is_written_while_all_is_emptied_keeps_its_room() {
+    const BYTES: usize = 1000;
+    for recycle in [false, true] {
+        let store = store(1 << 20, 400, recycle);
+        let (found_active, is_active) = channel();
+        let (raise_all, raised) = channel();
+        let (write_all, written) = channel();
+        let writer = {
+            let store = Arc::clone(&store);
+            std::thread::spawn(move || {
+                let mut told = false;
+                meeting::at(move |place| {
+                    if place == "regions: active" && !std::mem::replace(&mut told, true) {
+                        found_active.send(()).unwrap();
+                        raised.recv().unwrap();
+                    }
+                });
+                put(&store, 5, &[5; BYTES]);
+                write_all.send(()).unwrap();
+            })
+        };
+        is_active.recv().unwrap();
+        let mut met = false;
+        meeting::at(move |place| {
+            if place == "regions: raised" && !std::mem::replace(&mut met, true) {
+                raise_all.send(()).unwrap();
+                written.recv().unwrap();
+            }
+        });
+        store.clear().unwrap();
+        writer.join().unwrap();
+        for i in 100..150 {
+            put(&store, i, &[i as u8; BYTES]);
+        }
+        let found = get(&store, 5);
+        assert!(found.is_none_or(|bytes| bytes == [5; BYTES]), "the bytes of another sample");
+        assert_eq!(get(&store, 149), Some(vec![149; BYTES]));
+    }
+}
+
+/// To find all leases taken takes a call for each, so it is not done for every sample.
+#[test]
+fn where_no_lease_is_free_one_is_asked_for_now_and_then() {
+    let store = store(1 << 20, 10, false);
+    let anchor = store.segment().anchor();
+    let others = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/self/fd/{}", anchor.fd))
+        .unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&others);
+    assert!((0..u64::from(LEASES)).all(|lease| lock_byte(fd, lease)));
+    let looks = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&looks);
+    meeting::at(move |place| {
+        counted.fetch_add(usize::from(place == "lease: looking"), Ordering::Relaxed);
+    });
+    let begun = |samples: usize| {
+        assert!((0..samples).all(|i| store.begin(i) == Claim::LoadOnly));
+        looks.load(Ordering::Relaxed)
+    };
+    assert_eq!(begun(5), 1);
+    anchor.refused.fetch_sub(Duration::from_secs(2).as_nanos() as u64, Ordering::Relaxed);
+    assert_eq!(begun(5), 2);
+    drop(others);
+    assert_eq!(store.begin(0), Claim::LoadOnly);
+    anchor.refused.fetch_sub(Duration::from_secs(2).as_nanos() as u64, Ordering::Relaxed);
+    assert_eq!(store.begin(0), Claim::LoadAndStore);
 }
 
 #[test]

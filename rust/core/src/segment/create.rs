@@ -2,14 +2,12 @@
 
 use crate::bytes::Bytes;
 use crate::error::{Error, Kind, Result};
-use crate::fault::{Fault, active};
-use crate::segment::attach::{RETRY, contended};
 use crate::segment::claim;
 use crate::segment::geometry::{Budget, Extent, Geometry};
 use crate::segment::handle::{Segment, lock, open_empty};
 use crate::segment::layout::Header;
 use crate::segment::name::{Backing, SHM, file_name, file_prefix, path_of};
-use crate::segment::request::{Opened, Request};
+use crate::segment::request::Request;
 use crate::sys::fork::{self, Unshared};
 use crate::sys::huge_pages::{HUGE_BYTES, HugePages};
 use crate::sys::limits;
@@ -19,10 +17,10 @@ use rustix::fs::{AtFlags, CWD, FlockOperation};
 use rustix::io::Errno;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// How long to wait for who is making a memfd: it walks /proc, which takes long on a large node.
-const CREATION_PATIENCE: Duration = Duration::from_secs(120);
+/// How long to wait for who is making a segment: it may walk /proc, which takes long on a large node.
+pub(super) const CREATION_PATIENCE: Duration = Duration::from_secs(120);
 
 impl Segment {
     pub(super) fn create(request: &Request) -> Result<Option<Self>> {
@@ -46,27 +44,8 @@ impl Segment {
         }
     }
 
-    /// Looks again and, if there is none, makes one, under a lock that ends with its holder. Who does
-    /// not get the lock looks until whoever has it is done: one is made, or none.
-    pub(super) fn create_memfd(request: &Request) -> Result<(Self, Opened)> {
-        let began = Instant::now();
-        let mut alone = None;
-        while !request.private && alone.is_none() {
-            if began.elapsed() > CREATION_PATIENCE {
-                return Err(contended(&request.name));
-            }
-            alone = creation_lock(&request.name)?;
-            // After the lock was asked for: who had it before us may have made one.
-            if let Some(found) = Self::find(request.wanted(), None)? {
-                return Ok((found, Opened::Joined));
-            }
-            if active(Fault::SlowWalkUnlocked) {
-                break;
-            }
-            if alone.is_none() {
-                std::thread::sleep(RETRY);
-            }
-        }
+    /// To be called with the creation locked, after a look that found none.
+    pub(super) fn create_memfd(request: &Request) -> Result<Self> {
         let unforked = fork::hold();
         let file =
             rustix::fs::memfd_create(file_name(&request.name), rustix::fs::MemfdFlags::CLOEXEC)
@@ -77,7 +56,7 @@ impl Segment {
             Self::assemble(unforked, file, header, request.wanted(), Backing::Memfd, None)?;
         segment.check_huge_pages()?;
         segment.mark_beyond();
-        Ok((segment, Opened::Created))
+        Ok(segment)
     }
 
     /// Gives a new file its mode, its metadata and its length. The data stay a hole.
@@ -183,9 +162,9 @@ pub(super) fn choose(request: &Request) -> Result<Backing> {
     ))
 }
 
-/// Held while a memfd of that name is looked for and made; the kernel ends it with its holder.
+/// Held while a segment of that name is looked for and made; the kernel ends it with its holder.
 /// `None` if somebody else has it. Not the lock of lock.rs: there is no segment yet.
-fn creation_lock(name: &str) -> Result<Option<Unshared>> {
+pub(super) fn creation_lock(name: &str) -> Result<Option<Unshared>> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
     // The address is at most 107 bytes, a name may be longer.
     let address = format!("{}{:032x}", file_prefix(), xxhash_rust::xxh3::xxh3_128(name.as_bytes()));

@@ -4,7 +4,7 @@
 //! holder dies, and nothing else does. A process takes one lease per cache, at its first write,
 //! and keeps it. The bytes themselves are not touched: file locks are only labels on a range.
 
-use crate::fault::{Fault, active};
+use crate::fault::{Fault, active, reached};
 use crate::segment::claim::{ENTRY_WORDS, LEASES, Lease, Orphans, Slots, lease_of};
 use crate::segment::parts::{EPOCH_AT, LEASES_AT};
 use crate::sys::fork::Anchor;
@@ -12,6 +12,16 @@ use crate::sys::mapping::Mapping;
 use crate::sys::ofd::{lock_byte, unlock_byte};
 use crate::sys::proc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+/// Where no lease was free, one is asked for again after this time: it takes a call for each, and the
+/// kernel walks through all that are held.
+const REST: Duration = Duration::from_secs(1);
+
+/// Nanoseconds of the clock.
+fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |t| t.as_nanos() as u64)
+}
 
 /// The slot protocol over the `count` states at `at` of a segment.
 #[inline]
@@ -32,12 +42,18 @@ impl Leases<'_> {
     /// closed our descriptor: to be asked before every claim and every write, which may follow at once.
     #[inline]
     pub(crate) fn mine(&self, slots: &Slots<'_>) -> Option<Lease> {
-        self.mine_after(slots, |_| ())
+        self.mine_after(|| *slots, |_| ())
     }
 
-    /// As `mine`; `clean` does away with what else a dead holder left, before the lease is used.
+    /// As `mine`; `clean` does away with what else a dead holder left, before the lease is used. The
+    /// states are looked up once the lease is ours: where they grow in number, its dead holder may have
+    /// claimed one of the newest until then.
     #[inline]
-    pub(crate) fn mine_after(&self, slots: &Slots<'_>, clean: impl FnOnce(Lease)) -> Option<Lease> {
+    pub(crate) fn mine_after<'s>(
+        &self,
+        slots: impl Fn() -> Slots<'s>,
+        clean: impl FnOnce(Lease),
+    ) -> Option<Lease> {
         // SYNC POINT lease: Acquire here, Release below: who sees the lease sees it clean.
         match self.0.lease.load(Ordering::Acquire) {
             0 => self.take(slots, clean),
@@ -58,7 +74,11 @@ impl Leases<'_> {
     }
 
     #[cold]
-    fn take(&self, slots: &Slots<'_>, clean: impl FnOnce(Lease)) -> Option<Lease> {
+    fn take<'s>(&self, slots: impl Fn() -> Slots<'s>, clean: impl FnOnce(Lease)) -> Option<Lease> {
+        let refused = self.0.refused.load(Ordering::Relaxed);
+        if refused != 0 && now().abs_diff(refused) < REST.as_nanos() as u64 {
+            return None;
+        }
         if self.0.inherited.load(Ordering::Relaxed) || !self.0.is_ours() {
             return None; // the lock would be our parent's too, or on somebody's file
         }
@@ -68,7 +88,12 @@ impl Leases<'_> {
         }
         // The lowest that is free, so that few are ever used and who looks at all has few to look at.
         let leases = if active(Fault::FewLeases) { 253 } else { LEASES };
-        let lease = (0..leases).find(|&k| lock_byte(self.0.fd, u64::from(k)))?;
+        let early = active(Fault::StatesBeforeLease).then(&slots);
+        reached("lease: looking");
+        let free = (0..leases).find(|&k| lock_byte(self.0.fd, u64::from(k)));
+        self.0.refused.store(if free.is_none() { now() } else { 0 }, Ordering::Relaxed);
+        let lease = free?;
+        let slots = early.unwrap_or_else(slots);
         slots.empty_claims_of_the_dead(lease);
         clean(lease);
         // Relaxed: who sees the number of an earlier holder looks at a process that has ended.

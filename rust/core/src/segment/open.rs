@@ -15,12 +15,17 @@
 //! ```
 //!
 //! A memfd has no name to leave behind. Others find it by walking /proc/<pid>/fd of the same
-//! user; an abstract socket address serves as the lock under which one is looked for and made.
+//! user.
+//!
+//! An abstract socket address serves as the lock under which a segment is looked for once more and
+//! made, so that ranks that start together make one. Without it two memfds could be made; and who
+//! is about to make a file in /dev/shm would find the room taken that others, who are just making the
+//! same one, have set aside for its states.
 
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
 use crate::segment::attach::{Attached, PATIENCE, RETRY, contended};
-use crate::segment::create::choose;
+use crate::segment::create::{CREATION_PATIENCE, choose, creation_lock};
 use crate::segment::handle::Segment;
 use crate::segment::leftovers::remove_leftovers;
 use crate::segment::name::{Backing, check_name};
@@ -48,11 +53,16 @@ impl Segment {
         }
         remove_leftovers();
         let started = Instant::now();
-        while started.elapsed() < PATIENCE {
+        let mut changing = None;
+        let mut alone = None;
+        while started.elapsed() < CREATION_PATIENCE {
             match Self::attach(request.wanted())? {
                 Attached::Open(segment, how) => return Ok((segment, how)),
-                Attached::Absent => {}
+                Attached::Absent => changing = None,
                 Attached::Changing => {
+                    if changing.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                        break;
+                    }
                     std::thread::sleep(RETRY);
                     continue;
                 }
@@ -69,12 +79,20 @@ impl Segment {
             {
                 return Ok((found, Opened::Joined));
             }
+            let unlocked = active(Fault::SlowWalkUnlocked) || active(Fault::CreateUnlocked);
+            if !request.private && alone.is_none() && !unlocked {
+                alone = creation_lock(&request.name)?;
+                if alone.is_none() {
+                    std::thread::sleep(RETRY);
+                }
+                continue; // who had it before us may have made one
+            }
             let made = match choose(request)? {
                 Backing::Memfd => Some(Self::create_memfd(request)?),
-                _ => Self::create(request)?.map(|segment| (segment, Opened::Created)),
+                _ => Self::create(request)?,
             };
-            if let Some(made) = made {
-                return Ok(made);
+            if let Some(segment) = made {
+                return Ok((segment, Opened::Created));
             }
         }
         Err(contended(&request.name))

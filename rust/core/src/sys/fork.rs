@@ -22,7 +22,7 @@ use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// `at_load!(name, body)` makes a function `name` that runs `body` once, and has it called as the
 /// library is loaded. Who relies on `body` calls `name` too: that keeps the linker from leaving
@@ -66,6 +66,8 @@ pub(crate) struct Anchor {
     pub(crate) inherited: AtomicBool,
     /// The lease of this process plus one; 0 if it has none yet.
     pub(crate) lease: AtomicU32,
+    /// When no lease was free, in nanoseconds of the clock; 0: not so.
+    pub(crate) refused: AtomicU64,
     /// The number belongs to another anchor now: ours was closed behind our back. Device and inode
     /// do not tell if that one is of the same segment.
     lost: AtomicBool,
@@ -94,6 +96,7 @@ impl Anchor {
             spare: AtomicI32::new(-1),
             inherited: AtomicBool::new(false),
             lease: AtomicU32::new(0),
+            refused: AtomicU64::new(0),
             lost: AtomicBool::new(false),
             looking: ForkLock::new(()),
             informed: AtomicBool::new(false),
@@ -360,6 +363,7 @@ extern "C" fn child() {
             }
         }
         anchor.lease.store(0, Ordering::Relaxed);
+        anchor.refused.store(0, Ordering::Relaxed);
         anchor.looking.unlock(); // of a thread that we do not have
         anchor.informed.store(false, Ordering::Relaxed);
     }

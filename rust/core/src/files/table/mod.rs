@@ -102,8 +102,6 @@ pub(crate) struct FileTable {
     entries: usize,
     /// First slot and number of slots of each level of the index.
     levels: Vec<(u64, u64)>,
-    /// When no lease was free, in nanoseconds of the clock; 0: not so.
-    lease_at: AtomicU64,
 }
 
 /// What is known of one file.
@@ -211,7 +209,6 @@ impl FileTable {
                 layout: table.layout()?,
                 entries: table.entries as usize,
                 levels: table.levels().unwrap_or_default(),
-                lease_at: AtomicU64::new(0),
             })
         })?;
         Ok((table, how))

@@ -9,17 +9,13 @@
 //! the other (both use SeqCst). A file that is open already may be removed: its reader keeps it.
 //! Who has no row makes itself seen in another way: see domain.rs.
 
-use crate::files::table::{FileTable, now};
+use crate::files::table::FileTable;
 use crate::segment::claim::{LEASES, Lease, Orphans};
 use crate::segment::parts::PAGE;
 use crate::segment::table_layout::{ROW_THREADS, ROW_WORDS};
 use crate::sys::fork;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
-
-/// Where no lease was free, one is asked for again after this time: it takes a call for each.
-const LEASE_REST: Duration = Duration::from_secs(1);
 
 impl FileTable {
     /// Notes that this thread is about to use file `i`, so that nobody removes it. It keeps the last
@@ -54,20 +50,12 @@ impl FileTable {
     /// This process's lease; its row is there, if there is room for it, and empty when it gets one.
     #[inline]
     pub(super) fn lease(&self) -> Option<Lease> {
-        let refused = self.lease_at.load(Ordering::Relaxed);
-        if refused != 0 && now().abs_diff(refused) < LEASE_REST.as_nanos() as u64 {
-            return None;
-        }
-        let lease = self.leases().mine_after(&self.slots(), |lease| {
+        let clean = |lease| {
             let _no_room = self.take_pages(self.row_at(lease), 8 * ROW_WORDS);
             let row = self.row(lease).unwrap_or_default();
             row.iter().for_each(|word| word.store(0, Ordering::SeqCst));
-        });
-        if refused != 0 || lease.is_none() {
-            let at = if lease.is_none() { now() } else { 0 };
-            self.lease_at.store(at, Ordering::Relaxed);
-        }
-        lease
+        };
+        self.leases().mine_after(|| self.slots(), clean)
     }
 
     /// Whether this process can lock. Else it may read what is there, and no more.

@@ -1,9 +1,13 @@
 //! One process and its table.
 
+#![allow(unsafe_code)] // forks
+
 use super::*;
+use crate::fault::meeting;
 use crate::segment::Backing;
 use crate::segment::claim::LEASES;
 use crate::segment::table_layout::{ROW_WORDS, TableGeometry};
+use std::io::{Read, Write, pipe};
 
 fn content(size: u64, mtime: u64) -> Content {
     Content { version: Version { size, mtime }, hash: 0 }
@@ -35,6 +39,44 @@ fn key(i: usize) -> u64 {
 fn taken(table: &FileTable) -> u64 {
     let path = table.segment().path().unwrap();
     std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(path).unwrap()) * 512
+}
+
+/// Files are numbered as they are asked for. Who dies having locked the newest, just as another process
+/// is about to be given its lease, leaves nothing that would count as that one's own.
+#[test]
+fn what_the_dead_locked_last_is_free_for_who_has_their_lease() {
+    let table = table(1);
+    let ((mut ask, mut asked), (mut tell, mut told)) = (pipe().unwrap(), pipe().unwrap());
+    // SAFETY: the child ends at once, without unwinding into the test harness.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            assert_eq!(table.lease(), Some(0));
+            told.write_all(&[1]).unwrap();
+            ask.read_exact(&mut [0]).unwrap();
+            let newest = table.find_or_add(key(1)).unwrap();
+            std::mem::forget(table.lock(newest).unwrap());
+        }));
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(done.is_err())) };
+    }
+    tell.read_exact(&mut [0]).unwrap();
+    let died = std::sync::Arc::new(std::sync::atomic::AtomicI32::new(-1));
+    let at = std::sync::Arc::clone(&died);
+    meeting::at(move |place| {
+        if place == "lease: looking" && at.load(Ordering::Relaxed) == -1 {
+            asked.write_all(&[1]).unwrap();
+            let mut status = 0;
+            // SAFETY: our child.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            at.store(status, Ordering::Relaxed);
+        }
+    });
+    assert_eq!(table.lease(), Some(0));
+    assert_eq!(died.load(Ordering::Relaxed), 0);
+    let newest = table.find(key(1)).unwrap();
+    assert!(table.lock(newest).is_some(), "a dead process's lock counts as our own");
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub enum Kind {
     NumpyStr = b'u',
     /// numpy.bytes_.
     NumpyBytes = b'v',
-    /// mode, mode of the palette; its child is the transparency.
+    /// mode, mode of the palette; its child is a dict, what is kept of its info.
     Image = b'M',
     /// count.
     Tuple = b'(',
@@ -69,7 +69,7 @@ pub enum Kind {
     Enum = b'E',
     /// A pickle.
     Pickle = b'p',
-    /// An attribute that is not set, or a transparency that is not there.
+    /// An attribute that is not set, or an image of whose info nothing is kept.
     Missing = b'x',
 }
 
