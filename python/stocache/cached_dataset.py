@@ -266,7 +266,7 @@ class CachedDataset(Dataset[Any]):
 
     def clear(self) -> None:
         """Empties the cache."""
-        self._stocache.records.clear()
+        self._stocache.clear()
 
     def close(self) -> None:
         """Detaches this process. The last process to detach removes the cache."""

@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 from stocache import _C
 from stocache._dataset import telling, together
 from stocache._dataset.comparing import RANDOM, SAME, STALE, Countdown, compare
+from stocache._dataset.copying import copy_of
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._dataset.together import Together, WholeBatch
 from stocache._torch.ipc import is_worker
@@ -55,7 +56,7 @@ class Samples:
         self._named = named
         self._made_by = os.getpid()
         self._says_what_fits = says_what_fits
-        self._together = Together()
+        self._together = Together(source)
         # Cached samples still to be compared with the dataset's: when one is asked for, by whom it
         # is asked for, who would have loaded it without a cache.
         self._uncompared = Countdown(probe) if probe else None
@@ -108,7 +109,7 @@ class Samples:
         sample = self._load(key)
         if is_other:
             self._tell_of_key(key)
-        return _copy_of(sample, self.allow_pickle) if to_edit else sample
+        return copy_of(sample, self.allow_pickle) if to_edit else sample
 
     # Many
 
@@ -158,7 +159,7 @@ class Samples:
         try:
             loaded = self._load_many([places[k] for k in missing], to_edit, whole)
         except WholeBatch as found:
-            telling.of_whole_batches(self.records, self.source, found.batch, len(found.indices))
+            telling.of_whole_batches(self.records, self.source, found.why)
             all_of_it = found.indices == places
             raise _Given(found.batch if all_of_it else self._whole_batch(indices)) from None
         return places, dict(zip(missing, loaded, strict=True))
@@ -185,6 +186,8 @@ class Samples:
                     raise
             for index, sample in loaded.items():
                 self._store(loading, index, sample)
+            if loaded:  # another process may have found them in doubt, and emptied the store before
+                self._clear_if_in_doubt()
 
         def hand_out(index: int) -> Any:
             # Each is handed out once: an index that comes twice gets two samples.
@@ -197,8 +200,17 @@ class Samples:
 
     def _load_together(self, function: together.Function, indices: list[int]) -> dict[int, Any]:
         given = self._ask(function, indices)
-        samples = self._together.samples(given, function, indices)
+        try:
+            samples = self._together.samples(self.source, function, indices, given)
+        except WholeBatch:
+            self._clear_if_in_doubt()
+            raise
         return dict(zip(indices, samples, strict=True))
+
+    def _clear_if_in_doubt(self) -> None:
+        """Empties the store if samples that came together are none: earlier ones are in it."""
+        if self._together.gives_others():
+            self.clear()
 
     def _ask(self, function: together.Function, keys: list[Any]) -> Any:
         self.records.note(0, len(keys))
@@ -281,7 +293,10 @@ class Samples:
     def _copied(self, index: int, sample: Any) -> Any:
         """A copy that may be edited: what the dataset gave may be its own."""
         cached = self.records.get(index, self.allow_pickle, False)
-        return _copy_of(sample, self.allow_pickle) if cached is _C.MISS else cached
+        return copy_of(sample, self.allow_pickle) if cached is _C.MISS else cached
+
+    def clear(self) -> None:
+        self.records.clear()
 
     # Whether the cache is used
 
@@ -299,14 +314,16 @@ class Samples:
     def is_settled(self) -> bool:
         """Whether every sample comes from memory, and none has to be compared any more."""
         left = 0 if self._uncompared is None else self._uncompared.left
-        return left == 0 and self.is_used() and self.records.stats()["filled"] == self.length
+        if left or not self.is_used() or self._together.gives_whole_batches():
+            return False
+        return bool(self.records.stats()["filled"] == self.length)
 
     def with_source(self, source: Any) -> Samples:
         """The same over another dataset. What is in the cache is not of that one, and others go on
         using it, so from then on samples come from the dataset alone."""
         other = copy.copy(self)
         other.source, other.length = source, len(source)
-        other._together, other._until_others = Together(), Countdown(0)
+        other._together, other._until_others = Together(source), Countdown(0)
         telling.of_replaced(source)
         return other
 
@@ -369,12 +386,3 @@ class _Given(Exception):
     def __init__(self, batch: Any) -> None:
         super().__init__()
         self.batch = batch
-
-
-def _copy_of(sample: Any, allow_pickle: bool) -> Any:
-    with contextlib.suppress(Exception):
-        encoded = _C.codec_encode(sample, allow_pickle)
-        return _C.codec_decode(*encoded, allow_pickle)
-    with contextlib.suppress(Exception):
-        return copy.deepcopy(sample)
-    return sample

@@ -52,10 +52,9 @@ def of_key(records: _C.Records, key: Any, length: int) -> None:
     _warn_once(records, _OTHER_KEYS, text)
 
 
-def of_whole_batches(records: _C.Records, source: Any, batch: Any, indices: int) -> None:
+def of_whole_batches(records: _C.Records, source: Any, why: str) -> None:
     text = (
-        f"__getitems__ of the wrapped {type(source).__name__} gives a {type(batch).__name__} for "
-        f"{indices} indices, and not a list of {indices} samples: such batches are handed on as "
+        f"__getitems__ of the wrapped {type(source).__name__} {why}: such batches are handed on as "
         "they are, and not cached; to cache samples, wrap a dataset without __getitems__"
     )
     _warn_once(records, _WHOLE_BATCHES, text)
