@@ -46,11 +46,22 @@ def same(one: Any, other: Any) -> bool | None:
 
 
 def same_as_stored(records: _C.Records, index: int, sample: Any, allow_pickle: bool) -> bool | None:
-    """Whether the stored sample equals this one. None if that cannot be told, or it is gone."""
-    differs = records.differs(index, sample, allow_pickle)
+    """Whether the stored sample equals this one. None if that cannot be told, or the stored one is
+    gone or cannot be read."""
+    try:
+        differs = records.differs(index, sample, allow_pickle)
+    except ValueError:  # this one cannot be stored
+        differs = True
     if not differs:
         return None if differs is None else True
-    stored = records.get(index, allow_pickle, False)
+    try:
+        stored = records.get(index, allow_pickle, False)
+    except MemoryError:
+        raise
+    except Exception:
+        if not records.is_open():
+            raise
+        return None
     return None if stored is _C.MISS else same(stored, sample)
 
 

@@ -52,8 +52,8 @@ class CachedDataset(Dataset[Any]):
         probe: How many samples of a cache that was joined or kept are loaded all the same, when
             they are asked for, and compared.
         allow_pickle: Store also objects of other types, pickled.
-        strict: Raise an error where a sample is of a type that cannot be stored. Otherwise it is
-            handed out, counted, and warned about once.
+        strict: Raise an error where a sample is of a type that cannot be stored, or was stored and
+            cannot be read. Otherwise it is loaded and handed out, and warned about once.
         shared: False keeps a rank's cache to itself and its workers.
         backing: "shm", "memfd" or "auto", as for SharedCache.
         huge_pages: True, False or "auto", as for SharedCache.
@@ -250,8 +250,8 @@ class CachedDataset(Dataset[Any]):
         elif UNKNOWN in found:
             telling.warn(
                 f"{found.count(UNKNOWN)} of {len(chosen)} samples cannot be compared with the "
-                "cached ones: they hold objects that do not say what they consist of; give their "
-                "classes an __eq__"
+                "cached ones: they hold objects that do not say what they consist of, whose "
+                "classes need an __eq__, or the cached ones cannot be read"
             )
         return found.count(SAME)
 

@@ -136,11 +136,11 @@ class _Gatherer:
             pass  # an index that is no number is the dataset's
         if isinstance(chosen, Tensor):
             chosen = chosen.tolist()
-        places = self._samples.in_memory(chosen)
-        if places is None:
+        samples = self._samples.in_memory(chosen)
+        if samples is None:
             return _C.MISS
         # Of different shapes, or counted from the end.
-        return self._pin(default_collate(self._samples.get_many(places)))
+        return self._pin(default_collate(samples))
 
     def _pin(self, batch: Any) -> Any:
         return compat.pin_memory(batch) if self._pinned else batch  # type: ignore[no-untyped-call]

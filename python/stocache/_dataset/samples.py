@@ -75,8 +75,21 @@ class Samples:
         return self._get(place, to_edit)
 
     def _get(self, place: int, to_edit: bool) -> Any:
-        sample = self.records.get(place, self.allow_pickle)
+        sample = self._read(place)
         return self.load(place, to_edit) if sample is _C.MISS else sample
+
+    def _read(self, place: int, counted: bool = True) -> Any:
+        """A cached sample, or ``_C.MISS``; that also if it cannot be made any more: its class has
+        another name now, or pickle is not allowed here."""
+        try:
+            return self.records.get(place, self.allow_pickle, counted)
+        except MemoryError:
+            raise
+        except Exception as error:
+            if self._strict or not self.records.is_open():
+                raise
+            telling.of_unreadable(self.records, place, error)
+        return _C.MISS
 
     def load(self, index: int, to_edit: bool = False, asked_for: bool = True) -> Any:
         """A sample that is not cached: loaded once per node, by whoever is first. If that is
@@ -87,7 +100,7 @@ class Samples:
                 self.records.wait(index, _PATIENCE_SECONDS)
                 claim = loading.begin(index)
             if claim is _C.Claim.PRESENT:  # somebody has stored it meanwhile
-                sample = self.records.get(index, self.allow_pickle)
+                sample = self._read(index)
                 if sample is not _C.MISS:
                     return sample
             sample = self._load(index, asked_for)
@@ -136,12 +149,21 @@ class Samples:
         """The batch as default_collate makes it, gathered natively. ``_C.MISS`` if a sample is not
         in memory, or if these samples must be collated in Python. ``counted`` of them were counted
         as they came; the others are hits."""
-        return self.records.collate(places, threads, is_worker(), counted)
+        try:
+            return self.records.collate(places, threads, is_worker(), counted)
+        except ValueError:  # they cannot be read, of which is told sample by sample
+            return _C.MISS
 
-    def in_memory(self, indices: Sequence[Any]) -> list[int] | None:
-        """The places of these samples, if all are cached."""
+    def in_memory(self, indices: Sequence[Any]) -> list[Any] | None:
+        """These samples, if all are cached and can be read. None is loaded."""
         places = self._places(indices)
-        return places if places is not None and not self.records.missing(places) else None
+        if places is None or self.records.missing(places):
+            return None
+        samples = [self._read(place, counted=False) for place in places]
+        if any(sample is _C.MISS for sample in samples):
+            return None
+        self.records.note(len(samples), 0)
+        return samples
 
     def _with_missing(
         self, indices: Sequence[Any], to_edit: bool, whole: bool
@@ -292,7 +314,7 @@ class Samples:
 
     def _copied(self, index: int, sample: Any) -> Any:
         """A copy that may be edited: what the dataset gave may be its own."""
-        cached = self.records.get(index, self.allow_pickle, False)
+        cached = self._read(index, counted=False)
         return copy_of(sample, self.allow_pickle) if cached is _C.MISS else cached
 
     def clear(self) -> None:

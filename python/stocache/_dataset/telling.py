@@ -12,7 +12,7 @@ from stocache.sizes import show_bytes
 # Into how many regions "lru" divides the memory (rust/core/src/layout.rs).
 _LRU_REGIONS = 32
 # What is told once per node.
-WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM, _OTHER_KEYS, _WHOLE_BATCHES = range(6)
+WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM, _OTHER_KEYS, _WHOLE_BATCHES, _UNREADABLE = range(7)
 
 
 def warn(text: str) -> None:
@@ -30,9 +30,20 @@ def _warn_once(records: _C.Records, what: int, text: str) -> None:
 
 
 def of_unsupported(records: _C.Records, index: int, error: Exception) -> None:
-    why = (str(error).splitlines() or [type(error).__name__])[0]
-    text = f"sample {index} is not cached, and loaded every time: {why}"
+    text = f"sample {index} is not cached, and loaded every time: {_line_of(error)}"
     _warn_once(records, _UNSUPPORTED, text)
+
+
+def of_unreadable(records: _C.Records, index: int, error: Exception) -> None:
+    text = (
+        f"sample {index} is cached and cannot be read, so it is loaded every time: "
+        f"{_line_of(error)}; clear() makes room for it as it is now"
+    )
+    _warn_once(records, _UNREADABLE, text)
+
+
+def _line_of(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def of_size(records: _C.Records, index: int) -> None:
