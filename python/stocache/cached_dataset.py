@@ -126,7 +126,7 @@ class CachedDataset(Dataset[Any]):
         if type(index) is not int and _is_many(index):
             chosen = _listed(index, self._stocache.length)
             samples = self._stocache.get_many(chosen, transform is not None)
-            return samples if transform is None else list(map(transform, samples))
+            return samples if transform is None else _each(transform, samples)
         sample = self._stocache.get(index, transform is not None)
         return sample if transform is None else transform(sample)
 
@@ -137,10 +137,16 @@ class CachedDataset(Dataset[Any]):
         transform = vars(self)["transform"]
         if transform is None:
             return self._stocache.get_many(indices, whole=True)
-        return list(map(transform, self._stocache.get_many(indices, to_edit=True)))
+        return _each(transform, self._stocache.get_many(indices, to_edit=True))
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
+        """Ends at the length, or before it where the dataset does, by an IndexError."""
+        for index in range(len(self)):
+            try:
+                sample = self[index]
+            except IndexError:
+                return
+            yield sample
 
     @property
     def transform(self) -> Callable[[Any], Any] | None:
@@ -210,7 +216,7 @@ class CachedDataset(Dataset[Any]):
         """Fills the cache ahead of training: by workers, as a DataLoader does it, or by a single
         one. No sample is loaded in this process."""
         samples = self._stocache
-        wanted = range(samples.length) if indices is None else map(samples.place, indices)
+        wanted = range(samples.length) if indices is None else [samples.place(i) for i in indices]
         missing = [i for i in wanted if samples.is_used() and not samples.records.contains(i)]
         if missing:
             loader = in_workers(
@@ -308,6 +314,11 @@ def _with_progress(loader: Any) -> Any:
     except ImportError:  # a bar is no reason to fail
         return loader
     return tqdm(loader, "warming the cache", unit=" samples")
+
+
+def _each(transform: Callable[[Any], Any], samples: Iterable[Any]) -> list[Any]:
+    # Not by map(), which a StopIteration of the transform would end without a word.
+    return [transform(sample) for sample in samples]
 
 
 def _is_many(index: Any) -> bool:

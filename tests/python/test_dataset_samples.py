@@ -303,6 +303,54 @@ def test_an_interrupt_at_any_line_leaves_no_claim(cached, log, batch):
         assert not is_free(dataset, 399)
 
 
+# Exceptions that end a loop
+
+
+class RunsDry:
+    """A transform whose iterator has four numbers."""
+
+    def __init__(self):
+        self.numbers = iter(range(4))
+
+    def __call__(self, row):
+        return row + next(self.numbers)
+
+
+def test_a_transform_that_runs_dry_shortens_no_batch(cached):
+    for ask in (lambda dataset: dataset.__getitems__(range(8)), lambda dataset: dataset[:]):
+        with pytest.raises(StopIteration):
+            ask(cached(rows(), transform=RunsDry()))
+    for loader in (DataLoader, stocache.DataLoader):
+        batches = list(loader(cached(rows(), transform=RunsDry()), 3))
+        assert [len(batch) for batch in batches] == [3], "the epoch ends, as with torch"
+
+
+def test_control_what_is_mapped_ends_without_a_word(cached, monkeypatch):
+    monkeypatch.setattr(implementation, "_each", lambda *arguments: list(map(*arguments)))
+    dataset = cached(rows(), transform=RunsDry())
+    assert [len(batch) for batch in DataLoader(dataset, 3, sampler=range(6))] == [3, 1]
+
+
+class ShorterThanItSays(Dataset):
+    """Its end is an IndexError, as iteration without __iter__ wants it."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, idx):
+        if idx >= 7:
+            raise IndexError(idx)
+        return idx
+
+
+def test_iteration_ends_where_the_source_does(cached):
+    dataset = cached(ShorterThanItSays())
+    for _ in range(2):
+        assert list(dataset) == list(ShorterThanItSays()) == list(range(7))
+    with pytest.raises(IndexError):  # control: it does not end there by itself
+        [dataset[idx] for idx in range(len(dataset))]
+
+
 # Slices and lists
 
 

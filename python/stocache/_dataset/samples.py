@@ -57,6 +57,7 @@ class Samples:
         self._made_by = os.getpid()
         self._says_what_fits = says_what_fits
         self._together = Together(source)
+        self.clears = 0  # by this object: what was gathered ahead of one is old
         # Cached samples still to be compared with the dataset's: when one is asked for, by whom it
         # is asked for, who would have loaded it without a cache.
         self._uncompared = Countdown(probe) if probe else None
@@ -282,14 +283,14 @@ class Samples:
     def _places(self, indices: Sequence[Any]) -> list[int] | None:
         """Likewise for many; None if that is so for any of them."""
         try:
-            places = list(map(operator.index, indices))
+            places = [operator.index(index) for index in indices]
         except TypeError:
             return None
         # The usual case without a call per index.
         if places and min(places) >= 0 and max(places) < self.length:
             return places
-        found = [place for place in map(self._place, places) if place is not None]
-        return found if len(found) == len(places) else None
+        found = [self._place(place) for place in places]
+        return None if None in found else found  # type: ignore[return-value]
 
     # Storing
 
@@ -318,6 +319,7 @@ class Samples:
         return copy_of(sample, self.allow_pickle) if cached is _C.MISS else cached
 
     def clear(self) -> None:
+        self.clears += 1
         self.records.clear()
 
     # Whether the cache is used
