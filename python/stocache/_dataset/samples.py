@@ -14,8 +14,16 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from stocache import _C
+from stocache._compare import same
 from stocache._dataset import telling, together
-from stocache._dataset.comparing import RANDOM, SAME, STALE, Countdown, compare
+from stocache._dataset.comparing import (
+    RANDOM,
+    SAME,
+    STALE,
+    Countdown,
+    compare,
+    random_numbers_kept,
+)
 from stocache._dataset.copying import copy_of
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._dataset.together import Together, WholeBatch
@@ -57,6 +65,8 @@ class Samples:
         self._made_by = os.getpid()
         self._says_what_fits = says_what_fits
         self._together = Together(source)
+        # Whether the dataset takes -1 for its last sample. Not known before somebody asks for such.
+        self._counts_from_end: bool | None = None
         self.clears = 0  # by this object: what was gathered ahead of one is old
         # Cached samples still to be compared with the dataset's: when one is asked for, by whom it
         # is asked for, who would have loaded it without a cache.
@@ -157,7 +167,7 @@ class Samples:
 
     def in_memory(self, indices: Sequence[Any]) -> list[Any] | None:
         """These samples, if all are cached and can be read. None is loaded."""
-        places = self._places(indices)
+        places = self._places(indices, may_load=False)
         if places is None or self.records.missing(places):
             return None
         samples = [self._read(place, counted=False) for place in places]
@@ -263,14 +273,14 @@ class Samples:
 
     def place(self, index: Any) -> int:
         """The number of a sample from 0 on, or an IndexError."""
-        place = self._place(operator.index(index))
-        if place is None:
+        place = operator.index(index)
+        if not -self.length <= place < self.length:
             raise IndexError(
                 f"index {index} is out of bounds of a dataset of {self.length} samples"
             )
-        return place
+        return place % self.length
 
-    def _place(self, index: Any) -> int | None:
+    def _place(self, index: Any, may_load: bool = True) -> int | None:
         """The number of a sample from 0 on. None for what only the dataset may know."""
         try:
             place = operator.index(index)
@@ -278,9 +288,22 @@ class Samples:
             return None
         if 0 <= place < self.length:
             return place
-        return place + self.length if -self.length <= place < 0 else None
+        if -self.length <= place < 0 and self._is_from_end(place, may_load):
+            return place + self.length
+        return None
 
-    def _places(self, indices: Sequence[Any]) -> list[int] | None:
+    def _is_from_end(self, index: int, may_load: bool) -> bool:
+        """Whether the dataset counts such an index from its end, and gives it no meaning of its
+        own. It is asked once, by who would load this sample without a cache."""
+        if self._counts_from_end is None and may_load:
+            self._counts_from_end = False
+            with random_numbers_kept(), contextlib.suppress(Exception):
+                sample = copy_of(self.source[index])
+                again = self.source[index + self.length]
+                self._counts_from_end = same(sample, again) is True
+        return self._counts_from_end is True
+
+    def _places(self, indices: Sequence[Any], may_load: bool = True) -> list[int] | None:
         """Likewise for many; None if that is so for any of them."""
         try:
             places = [operator.index(index) for index in indices]
@@ -289,7 +312,7 @@ class Samples:
         # The usual case without a call per index.
         if places and min(places) >= 0 and max(places) < self.length:
             return places
-        found = [self._place(place) for place in places]
+        found = [self._place(place, may_load) for place in places]
         return None if None in found else found  # type: ignore[return-value]
 
     # Storing
@@ -348,6 +371,7 @@ class Samples:
         other = copy.copy(self)
         other.source, other.length = source, len(source)
         other._together, other._until_others = Together(source), Countdown(0)
+        other._counts_from_end = None
         telling.of_replaced(source)
         return other
 

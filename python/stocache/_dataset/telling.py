@@ -58,7 +58,7 @@ def of_size(records: _C.Records, index: int) -> None:
 def of_key(records: _C.Records, key: Any, length: int) -> None:
     text = (
         f"index {key!r} is passed on to the dataset, and what it gives is loaded every time: only "
-        f"numbers below {length}, its length, are cached"
+        f"numbers from 0 on and below {length}, its length, are cached"
     )
     _warn_once(records, _OTHER_KEYS, text)
 
