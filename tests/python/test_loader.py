@@ -473,7 +473,9 @@ def test_a_source_that_loads_many_at_once_gets_the_misses_together(
             DataLoader(dataset, 8, num_workers=workers, collate_fn=collate_fn)
         ):
             check(batch, range(8 * n, 8 * n + 8))
-    assert source.once_each() and sorted(source.groups()) == [7, 7, 8, 8]
+    assert dataset.stats().loads == 32 and sorted(source.groups()) == [7, 7, 8, 8]
+    compared = source.loads() - Counter(range(32))
+    assert len(compared) == compared.total() <= 2 * 4, "the first and the last of some"
 
 
 # Workers that die
