@@ -38,6 +38,14 @@ class Sorted(Rows):
         return [self[idx] for idx in sorted(indices)]
 
 
+class SortedInPlace(Rows):
+    """Changes the list that it is given, too."""
+
+    def __getitems__(self, indices):
+        indices.sort()
+        return [self[idx] for idx in indices]
+
+
 class Padded(Rows):
     """To the longest of a batch, as a tokenizer does it."""
 
@@ -63,7 +71,7 @@ class Numbered(Rows):
         return [(place, self[idx]) for place, idx in enumerate(indices)]
 
 
-KINDS = [Sorted, Padded, PaddedOnly, Numbered]
+KINDS = [Sorted, SortedInPlace, Padded, PaddedOnly, Numbered]
 
 
 def listed(batch):

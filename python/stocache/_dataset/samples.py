@@ -232,7 +232,7 @@ class Samples:
         return [hand_out(index) for index in indices]
 
     def _load_together(self, function: together.Function, indices: list[int]) -> dict[int, Any]:
-        given = self._ask(function, indices)
+        given = self._ask(function, list(indices))  # it may sort them in their place
         try:
             samples = self._together.samples(self.source, function, indices, given)
         except WholeBatch:

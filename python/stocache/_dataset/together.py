@@ -118,7 +118,7 @@ class Together:
                         self._has_agreed = self._has_agreed or equal is True
                         continue
                     again = _single(source, function, indices[k])
-                    if not same(single, again) or not same(samples, function(indices)):
+                    if not same(single, again) or not same(samples, function(list(indices))):
                         continue
                 except Exception as error:
                     if self._has_agreed:  # of late there is trouble, of which others will tell
