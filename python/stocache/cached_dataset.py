@@ -52,8 +52,8 @@ class CachedDataset(Dataset[Any]):
         probe: How many samples of a cache that was joined or kept are loaded all the same, when
             they are asked for, and compared.
         allow_pickle: Store also objects of other types, pickled.
-        strict: Raise an error where a sample is of a type that cannot be stored. Otherwise it is
-            handed out, counted, and warned about once.
+        strict: Raise an error where a sample is of a type that cannot be stored, or was stored and
+            cannot be read. Otherwise it is loaded and handed out, and warned about once.
         shared: False keeps a rank's cache to itself and its workers.
         backing: "shm", "memfd" or "auto", as for SharedCache.
         huge_pages: True, False or "auto", as for SharedCache.
@@ -126,7 +126,7 @@ class CachedDataset(Dataset[Any]):
         if type(index) is not int and _is_many(index):
             chosen = _listed(index, self._stocache.length)
             samples = self._stocache.get_many(chosen, transform is not None)
-            return samples if transform is None else list(map(transform, samples))
+            return samples if transform is None else _each(transform, samples)
         sample = self._stocache.get(index, transform is not None)
         return sample if transform is None else transform(sample)
 
@@ -137,10 +137,16 @@ class CachedDataset(Dataset[Any]):
         transform = vars(self)["transform"]
         if transform is None:
             return self._stocache.get_many(indices, whole=True)
-        return list(map(transform, self._stocache.get_many(indices, to_edit=True)))
+        return _each(transform, self._stocache.get_many(indices, to_edit=True))
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
+        """Ends at the length, or before it where the dataset does, by an IndexError."""
+        for index in range(len(self)):
+            try:
+                sample = self[index]
+            except IndexError:
+                return
+            yield sample
 
     @property
     def transform(self) -> Callable[[Any], Any] | None:
@@ -210,7 +216,7 @@ class CachedDataset(Dataset[Any]):
         """Fills the cache ahead of training: by workers, as a DataLoader does it, or by a single
         one. No sample is loaded in this process."""
         samples = self._stocache
-        wanted = range(samples.length) if indices is None else map(samples.place, indices)
+        wanted = range(samples.length) if indices is None else [samples.place(i) for i in indices]
         missing = [i for i in wanted if samples.is_used() and not samples.records.contains(i)]
         if missing:
             loader = in_workers(
@@ -250,8 +256,8 @@ class CachedDataset(Dataset[Any]):
         elif UNKNOWN in found:
             telling.warn(
                 f"{found.count(UNKNOWN)} of {len(chosen)} samples cannot be compared with the "
-                "cached ones: they hold objects that do not say what they consist of; give their "
-                "classes an __eq__"
+                "cached ones: they hold objects that do not say what they consist of, whose "
+                "classes need an __eq__, or the cached ones cannot be read"
             )
         return found.count(SAME)
 
@@ -266,7 +272,7 @@ class CachedDataset(Dataset[Any]):
 
     def clear(self) -> None:
         """Empties the cache."""
-        self._stocache.records.clear()
+        self._stocache.clear()
 
     def close(self) -> None:
         """Detaches this process. The last process to detach removes the cache."""
@@ -308,6 +314,11 @@ def _with_progress(loader: Any) -> Any:
     except ImportError:  # a bar is no reason to fail
         return loader
     return tqdm(loader, "warming the cache", unit=" samples")
+
+
+def _each(transform: Callable[[Any], Any], samples: Iterable[Any]) -> list[Any]:
+    # Not by map(), which a StopIteration of the transform would end without a word.
+    return [transform(sample) for sample in samples]
 
 
 def _is_many(index: Any) -> bool:

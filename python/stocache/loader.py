@@ -105,11 +105,12 @@ class _Gatherer:
         except Exception:  # when its turn comes, it will be the dataset's
             return lambda: self.missing
         gather = partial(self._gather, chosen)
+        clears = self._samples.clears
         if self._ahead is None:
             if len(chosen) * self._bytes_per_sample < _WORTH_A_THREAD:
-                return partial(self._finish, chosen, gather)
+                return partial(self._finish, chosen, gather, clears)
             self._ahead = ThreadPoolExecutor(1, "stocache-gather", _use_device, (self._device,))
-        return partial(self._finish, chosen, self._ahead.submit(gather).result)
+        return partial(self._finish, chosen, self._ahead.submit(gather).result, clears)
 
     def _chosen(self, indices: Sequence[int] | Drawn) -> Indices:
         """What is asked of the cache. It stays as it is, whatever becomes of the sampler's list."""
@@ -121,26 +122,29 @@ class _Gatherer:
         batch = self._samples.collated(chosen, self._threads)
         return batch if batch is _C.MISS else self._pin(batch)
 
-    def _finish(self, chosen: Indices, gathered: Callable[[], Any]) -> Any:
+    def _finish(self, chosen: Indices, gathered: Callable[[], Any], clears: int) -> Any:
         """The batch, or ``_C.MISS`` if a sample is not in memory: who loads it is not decided here.
         Likewise if samples have to be transformed since."""
         if self._sees_changes and not self._cached._stocache_gathers():
             return _C.MISS
         try:
             batch = gathered()
-            # What was gathered ahead may have been cleared since.
+            # What was gathered ahead may have been cleared since, and stored anew.
             ahead = self._sees_changes and self._ahead is not None
-            if batch is not _C.MISS and not (ahead and self._samples.records.missing(chosen)):
+            old = ahead and (
+                clears != self._samples.clears or self._samples.records.missing(chosen)
+            )
+            if batch is not _C.MISS and not old:
                 return batch
         except (TypeError, IndexError):
             pass  # an index that is no number is the dataset's
         if isinstance(chosen, Tensor):
             chosen = chosen.tolist()
-        places = self._samples.in_memory(chosen)
-        if places is None:
+        samples = self._samples.in_memory(chosen)
+        if samples is None:
             return _C.MISS
         # Of different shapes, or counted from the end.
-        return self._pin(default_collate(self._samples.get_many(places)))
+        return self._pin(default_collate(samples))
 
     def _pin(self, batch: Any) -> Any:
         return compat.pin_memory(batch) if self._pinned else batch  # type: ignore[no-untyped-call]

@@ -67,6 +67,8 @@ class Counted(Dataset):
         return idx, whole(idx, self.words or words_of(idx, self.most))
 
     def __getitem__(self, idx: int):
+        if idx < 0:  # as a list
+            idx += self.length
         self.note(idx)
         return self.make(idx)
 

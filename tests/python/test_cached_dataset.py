@@ -432,6 +432,9 @@ def test_a_sample_that_many_miss_at_once_is_loaded_by_one(
 
 
 class SlowTogether(Together):
+    def __getitem__(self, idx):
+        return self.make(idx)  # not noted: asked for only to compare with it
+
     def __getitems__(self, indices):
         time.sleep(1)
         return super().__getitems__(indices)
@@ -1033,16 +1036,20 @@ def test_a_planted_pickle_is_not_run_without_permission(cached, unique_name, tmp
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reader = cached([(1, 1), 2], **{**options, "probe": 0})
+        strict = cached([(1, 1), 2], **{**options, "probe": 0, "strict": True})
+    with pytest.warns(RuntimeWarning) as told:
+        assert reader[0] == (1, 1) and reader.__getitems__([0, 1]) == [(1, 1), 2]
+        assert list(DataLoader(reader, 1, sampler=[0], collate_fn=list)) == [[(1, 1)]]
+        assert reader.verify() < 2
     for read in (
-        lambda: reader[0],
-        lambda: reader.__getitems__([0, 1]),
-        lambda: list(DataLoader(reader, 2, collate_fn=stocache.collate)),
-        lambda: reader.verify(),
+        lambda: strict[0],
+        lambda: strict.__getitems__([0, 1]),
+        lambda: list(DataLoader(strict, 2, collate_fn=stocache.collate)),
     ):
         with pytest.raises(ValueError) as caught:
             read()
         assert "\n" not in str(caught.value)
-        assert not mark.exists(), "a pickle was run"
+    assert len(told) == 2 and not mark.exists(), "a pickle was run"
     assert reader[1] == 2
     planter[0]  # the control: with permission it runs
     assert mark.exists()

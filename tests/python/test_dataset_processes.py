@@ -406,6 +406,44 @@ def test_control_bit_by_bit_rounding_is_stale(unique_name, monkeypatch):
             dataset[3]
 
 
+TIME = 1.7e9  # with labels beside it, what may be rounding is more than the labels are
+
+
+def pairs_of_rows():
+    """Two rows with and without the same label, of every kind."""
+    yield lambda label: torch.tensor([TIME, label, 0.25], dtype=torch.float64)
+    yield lambda label: torch.tensor([TIME, label, 0.25])
+    yield lambda label: torch.tensor([TIME, complex(0.25, label)])
+    yield lambda label: torch.tensor([30_000, label, 0.25], dtype=torch.float16)
+    yield lambda label: torch.tensor([30_000, label, 0.25], dtype=torch.float16).numpy()
+    yield lambda label: torch.tensor([TIME, 65_534 + label]).numpy()
+
+
+def test_labels_beside_a_large_number_are_not_rounded_away(cached):
+    for row in pairs_of_rows():
+        assert _compare.same(row(1), row(1)) and _compare.same(row(0), row(1)) is False
+        dataset = cached(Fixed([row(0)] * 4))
+        assert len(dataset[:]) == 4 == dataset.verify()
+        dataset.dataset.samples = [row(1)] * 4
+        with pytest.raises(ValueError, match="stale"):
+            dataset.verify()
+
+
+def test_control_where_whole_numbers_are_as_others_they_are(monkeypatch):
+    monkeypatch.setattr(_compare, "_WHOLE", 0)
+    assert all(_compare.same(row(0), row(1)) for row in pairs_of_rows())
+
+
+def test_what_is_whole_by_chance_may_be_rounding():
+    for one, other, largest, dtype in (
+        (201, 202, 30_000, torch.bfloat16),  # the next number that it has
+        (3000, 3002, 30_000, torch.float16),
+        (70_000, 70_001, TIME, torch.float32),
+    ):
+        rows = [torch.tensor([number, largest], dtype=dtype) for number in (one, other)]
+        assert not torch.equal(*rows) and _compare.same(*rows)
+
+
 THREADS = """
 import sys, torch, stocache
 

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import stocache
@@ -99,14 +100,22 @@ class OverOther(Dataset):
         return getattr(self.__dict__["inner"], name)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda log: WithAnItemOfItsOwn(log, 8), lambda log: OverOther(Together(log, 8))]
-)
-def test_the_items_of_a_source_are_what_is_cached(cached, log, make):
-    dataset = cached(make(log))
+def test_the_items_of_a_source_are_what_is_cached(cached, log):
+    dataset = cached(WithAnItemOfItsOwn(log, 8))
     for _ in range(2):
         assert [number for number, _ in dataset.__getitems__(range(8))] == list(range(100, 108))
     assert dataset[3][0] == 103
+
+
+@pytest.mark.filterwarnings("ignore:__getitems__ of the wrapped OverOther gives other samples")
+def test_a_getitems_that_is_forwarded_makes_batches_as_with_torch(cached, log):
+    source = OverOther(Together(log, 8))
+    dataset = cached(source)
+    for _ in range(2):
+        batches = [numbers.tolist() for numbers, _ in DataLoader(dataset, 1)]
+        assert batches == [numbers.tolist() for numbers, _ in DataLoader(source, 1)]
+        assert [number for number, _ in dataset.__getitems__([3, 1])] == [3, 1], "past its items"
+        assert [dataset[idx][0] for idx in (1, 3)] == [101, 103]
 
 
 # A transform edits copies
@@ -295,6 +304,54 @@ def test_an_interrupt_at_any_line_leaves_no_claim(cached, log, batch):
         assert not is_free(dataset, 399)
 
 
+# Exceptions that end a loop
+
+
+class RunsDry:
+    """A transform whose iterator has four numbers."""
+
+    def __init__(self):
+        self.numbers = iter(range(4))
+
+    def __call__(self, row):
+        return row + next(self.numbers)
+
+
+def test_a_transform_that_runs_dry_shortens_no_batch(cached):
+    for ask in (lambda dataset: dataset.__getitems__(range(8)), lambda dataset: dataset[:]):
+        with pytest.raises(StopIteration):
+            ask(cached(rows(), transform=RunsDry()))
+    for loader in (DataLoader, stocache.DataLoader):
+        batches = list(loader(cached(rows(), transform=RunsDry()), 3))
+        assert [len(batch) for batch in batches] == [3], "the epoch ends, as with torch"
+
+
+def test_control_what_is_mapped_ends_without_a_word(cached, monkeypatch):
+    monkeypatch.setattr(implementation, "_each", lambda *arguments: list(map(*arguments)))
+    dataset = cached(rows(), transform=RunsDry())
+    assert [len(batch) for batch in DataLoader(dataset, 3, sampler=range(6))] == [3, 1]
+
+
+class ShorterThanItSays(Dataset):
+    """Its end is an IndexError, as iteration without __iter__ wants it."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, idx):
+        if idx >= 7:
+            raise IndexError(idx)
+        return idx
+
+
+def test_iteration_ends_where_the_source_does(cached):
+    dataset = cached(ShorterThanItSays())
+    for _ in range(2):
+        assert list(dataset) == list(ShorterThanItSays()) == list(range(7))
+    with pytest.raises(IndexError):  # control: it does not end there by itself
+        [dataset[idx] for idx in range(len(dataset))]
+
+
 # Slices and lists
 
 
@@ -430,6 +487,88 @@ def test_other_keys_are_passed_on(cached, source, kind, keys):
         augmented = cached(source(), transform=lambda row: row.add_(1))
         with pytest.warns(RuntimeWarning, match="passed on"):
             assert torch.equal(torch.cat(list(kind(augmented, **options))), expected + 1)
+
+
+class WithPadding(Dataset):
+    """Its sampler fills batches up with -1, which it gives a meaning of its own."""
+
+    def __init__(self, log=None):
+        self.log, self.main = log, os.getpid()
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, idx):
+        if self.log is not None and os.getpid() == self.main:
+            Path(self.log).touch()
+        return torch.full((2,), 1000 if idx < 0 else idx)
+
+
+class FromTheEnd(WithPadding):
+    def __getitem__(self, idx):
+        return super().__getitem__(idx % 8)
+
+
+UP_TO_END = [[0, 1], [2, -1], [-8, 7]]
+
+
+@pytest.mark.filterwarnings("ignore:index -1 is passed on to the dataset")
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [DataLoader, stocache.DataLoader])
+@pytest.mark.parametrize("source", [WithPadding, FromTheEnd])
+def test_a_negative_index_means_what_it_means_to_the_dataset(cached, log, source, kind, workers):
+    expected = [batch.tolist() for batch in DataLoader(source(), batch_sampler=UP_TO_END)]
+    for warm in (False, True):
+        dataset = cached(source(log if workers else None))
+        if warm:
+            dataset.warm(progress=False)
+        loader = kind(dataset, batch_sampler=UP_TO_END, num_workers=workers)
+        for _ in range(2):
+            assert [batch.tolist() for batch in loader] == expected
+        assert not Path(log).exists(), "nothing is loaded beside the workers"
+        assert dataset.stats().filled == (8 if warm else 4 if source is FromTheEnd else 2)
+        dataset.dataset.log = None
+        assert torch.equal(dataset[-1], source()[-1]) and torch.equal(dataset[7], source()[7])
+        augmented = cached(source(), transform=lambda row: row.add_(1))
+        assert torch.equal(augmented[[2, -1]][1], source()[-1] + 1)
+
+
+def test_control_who_always_counts_from_the_end_gives_another_sample(cached, monkeypatch):
+    monkeypatch.setattr(Samples, "_is_from_end", lambda *_: True)
+    assert cached(WithPadding())[-1].tolist() == [7, 7] != WithPadding()[-1].tolist()
+
+
+def test_control_who_finds_out_where_nothing_may_be_loaded_is_seen(cached, log, monkeypatch):
+    places = Samples._places
+    monkeypatch.setattr(Samples, "_places", lambda self, keys, may_load=True: places(self, keys))
+    dataset = cached(FromTheEnd(log))
+    dataset.warm(progress=False)
+    list(stocache.DataLoader(dataset, batch_sampler=UP_TO_END, num_workers=1))
+    assert Path(log).exists()
+
+
+def test_what_is_counted_from_the_end_is_cached(cached):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for source in ([5, 6, 7], TensorDataset(torch.arange(3)), rows(3)):
+            dataset = cached(source)
+            for _ in range(3):
+                dataset[-1], dataset[[-1, 0]]
+            stats = dataset.stats()
+            assert (stats.loads, stats.filled, stats.hits) == (2, 2, 7)
+
+
+def test_finding_out_draws_no_number(cached):
+    class Noisy(WithPadding):
+        def __getitem__(self, idx):
+            return torch.rand(2)
+
+    def after(dataset):
+        torch.manual_seed(1)
+        return dataset[-1].tolist(), torch.rand(1).item()
+
+    with pytest.warns(RuntimeWarning, match="index -1 is passed on"):  # for all that is known
+        assert after(cached(Noisy())) == after(Noisy())
 
 
 def test_control_a_number_of_every_key_ends_the_epoch(cached, monkeypatch):

@@ -14,6 +14,7 @@ import torch
 from differential import Copying, DrawsInIter, DrawsPerBatch
 from sources import Fixed
 from stocache import loader as module
+from stocache._dataset.samples import Samples
 from stocache._torch import compat
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -428,7 +429,7 @@ class Shifted(Fixed):
         return super().__getitem__(idx) + self.by
 
 
-def cleared_in_mid_epoch(dataset):
+def cleared_in_mid_epoch(dataset, fills_again=False):
     loader = stocache.DataLoader(dataset, 2)
     list(loader)
     batches = iter(loader)
@@ -436,13 +437,24 @@ def cleared_in_mid_epoch(dataset):
     batches._gatherer._ahead.submit(int).result()  # so all before it is gathered
     dataset.dataset.by = 100
     dataset.clear()
+    if fills_again:
+        dataset.warm(progress=False)
     return seen + [batch.tolist() for batch in batches]
 
 
-def test_what_was_gathered_ahead_and_cleared_since_is_loaded_anew(cached, monkeypatch):
+@pytest.mark.parametrize("fills_again", [False, True])
+def test_what_was_gathered_ahead_and_cleared_since_is_loaded_anew(cached, monkeypatch, fills_again):
     monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
     dataset = cached(Shifted([torch.tensor(idx) for idx in range(8)]))
-    assert cleared_in_mid_epoch(dataset) == [[0, 1], [102, 103], [104, 105], [106, 107]]
+    seen = cleared_in_mid_epoch(dataset, fills_again)
+    assert seen == [[0, 1], [102, 103], [104, 105], [106, 107]]
+
+
+def test_control_a_look_for_what_is_missing_does_not_see_what_was_stored_anew(cached, monkeypatch):
+    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(Samples, "clear", lambda self: self.records.clear())  # not counted
+    dataset = cached(Shifted([torch.tensor(idx) for idx in range(8)]))
+    assert cleared_in_mid_epoch(dataset, fills_again=True)[1] == [2, 3]
 
 
 def test_control_unasked_old_samples_come_after_clear(cached, monkeypatch):

@@ -20,10 +20,7 @@ def compare(records: _C.Records, dataset: Any, index: int, allow_pickle: bool) -
     """Loads the sample and compares it with the cached one. If they differ it is loaded once more:
     a dataset that gives another sample every time is not stale."""
     sample = dataset[index]
-    try:
-        equal = same_as_stored(records, index, sample, allow_pickle)
-    except ValueError:  # one of them cannot be stored, or not be read: they are not the same
-        equal = False
+    equal = same_as_stored(records, index, sample, allow_pickle)
     if equal is None:
         return UNKNOWN
     if equal:

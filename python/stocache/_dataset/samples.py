@@ -14,8 +14,17 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from stocache import _C
+from stocache._compare import same
 from stocache._dataset import telling, together
-from stocache._dataset.comparing import RANDOM, SAME, STALE, Countdown, compare
+from stocache._dataset.comparing import (
+    RANDOM,
+    SAME,
+    STALE,
+    Countdown,
+    compare,
+    random_numbers_kept,
+)
+from stocache._dataset.copying import copy_of
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._dataset.together import Together, WholeBatch
 from stocache._torch.ipc import is_worker
@@ -55,7 +64,10 @@ class Samples:
         self._named = named
         self._made_by = os.getpid()
         self._says_what_fits = says_what_fits
-        self._together = Together()
+        self._together = Together(source)
+        # Whether the dataset takes -1 for its last sample. Not known before somebody asks for such.
+        self._counts_from_end: bool | None = None
+        self.clears = 0  # by this object: what was gathered ahead of one is old
         # Cached samples still to be compared with the dataset's: when one is asked for, by whom it
         # is asked for, who would have loaded it without a cache.
         self._uncompared = Countdown(probe) if probe else None
@@ -74,8 +86,21 @@ class Samples:
         return self._get(place, to_edit)
 
     def _get(self, place: int, to_edit: bool) -> Any:
-        sample = self.records.get(place, self.allow_pickle)
+        sample = self._read(place)
         return self.load(place, to_edit) if sample is _C.MISS else sample
+
+    def _read(self, place: int, counted: bool = True) -> Any:
+        """A cached sample, or ``_C.MISS``; that also if it cannot be made any more: its class has
+        another name now, or pickle is not allowed here."""
+        try:
+            return self.records.get(place, self.allow_pickle, counted)
+        except MemoryError:
+            raise
+        except Exception as error:
+            if self._strict or not self.records.is_open():
+                raise
+            telling.of_unreadable(self.records, place, error)
+        return _C.MISS
 
     def load(self, index: int, to_edit: bool = False, asked_for: bool = True) -> Any:
         """A sample that is not cached: loaded once per node, by whoever is first. If that is
@@ -86,7 +111,7 @@ class Samples:
                 self.records.wait(index, _PATIENCE_SECONDS)
                 claim = loading.begin(index)
             if claim is _C.Claim.PRESENT:  # somebody has stored it meanwhile
-                sample = self.records.get(index, self.allow_pickle)
+                sample = self._read(index)
                 if sample is not _C.MISS:
                     return sample
             sample = self._load(index, asked_for)
@@ -108,7 +133,7 @@ class Samples:
         sample = self._load(key)
         if is_other:
             self._tell_of_key(key)
-        return _copy_of(sample, self.allow_pickle) if to_edit else sample
+        return copy_of(sample, self.allow_pickle) if to_edit else sample
 
     # Many
 
@@ -135,12 +160,21 @@ class Samples:
         """The batch as default_collate makes it, gathered natively. ``_C.MISS`` if a sample is not
         in memory, or if these samples must be collated in Python. ``counted`` of them were counted
         as they came; the others are hits."""
-        return self.records.collate(places, threads, is_worker(), counted)
+        try:
+            return self.records.collate(places, threads, is_worker(), counted)
+        except ValueError:  # they cannot be read, of which is told sample by sample
+            return _C.MISS
 
-    def in_memory(self, indices: Sequence[Any]) -> list[int] | None:
-        """The places of these samples, if all are cached."""
-        places = self._places(indices)
-        return places if places is not None and not self.records.missing(places) else None
+    def in_memory(self, indices: Sequence[Any]) -> list[Any] | None:
+        """These samples, if all are cached and can be read. None is loaded."""
+        places = self._places(indices, may_load=False)
+        if places is None or self.records.missing(places):
+            return None
+        samples = [self._read(place, counted=False) for place in places]
+        if any(sample is _C.MISS for sample in samples):
+            return None
+        self.records.note(len(samples), 0)
+        return samples
 
     def _with_missing(
         self, indices: Sequence[Any], to_edit: bool, whole: bool
@@ -158,7 +192,7 @@ class Samples:
         try:
             loaded = self._load_many([places[k] for k in missing], to_edit, whole)
         except WholeBatch as found:
-            telling.of_whole_batches(self.records, self.source, found.batch, len(found.indices))
+            telling.of_whole_batches(self.records, self.source, found.why)
             all_of_it = found.indices == places
             raise _Given(found.batch if all_of_it else self._whole_batch(indices)) from None
         return places, dict(zip(missing, loaded, strict=True))
@@ -185,6 +219,8 @@ class Samples:
                     raise
             for index, sample in loaded.items():
                 self._store(loading, index, sample)
+            if loaded:  # another process may have found them in doubt, and emptied the store before
+                self._clear_if_in_doubt()
 
         def hand_out(index: int) -> Any:
             # Each is handed out once: an index that comes twice gets two samples.
@@ -196,9 +232,18 @@ class Samples:
         return [hand_out(index) for index in indices]
 
     def _load_together(self, function: together.Function, indices: list[int]) -> dict[int, Any]:
-        given = self._ask(function, indices)
-        samples = self._together.samples(given, function, indices)
+        given = self._ask(function, list(indices))  # it may sort them in their place
+        try:
+            samples = self._together.samples(self.source, function, indices, given)
+        except WholeBatch:
+            self._clear_if_in_doubt()
+            raise
         return dict(zip(indices, samples, strict=True))
+
+    def _clear_if_in_doubt(self) -> None:
+        """Empties the store if samples that came together are none: earlier ones are in it."""
+        if self._together.gives_others():
+            self.clear()
 
     def _ask(self, function: together.Function, keys: list[Any]) -> Any:
         self.records.note(0, len(keys))
@@ -228,14 +273,14 @@ class Samples:
 
     def place(self, index: Any) -> int:
         """The number of a sample from 0 on, or an IndexError."""
-        place = self._place(operator.index(index))
-        if place is None:
+        place = operator.index(index)
+        if not -self.length <= place < self.length:
             raise IndexError(
                 f"index {index} is out of bounds of a dataset of {self.length} samples"
             )
-        return place
+        return place % self.length
 
-    def _place(self, index: Any) -> int | None:
+    def _place(self, index: Any, may_load: bool = True) -> int | None:
         """The number of a sample from 0 on. None for what only the dataset may know."""
         try:
             place = operator.index(index)
@@ -243,19 +288,32 @@ class Samples:
             return None
         if 0 <= place < self.length:
             return place
-        return place + self.length if -self.length <= place < 0 else None
+        if -self.length <= place < 0 and self._is_from_end(place, may_load):
+            return place + self.length
+        return None
 
-    def _places(self, indices: Sequence[Any]) -> list[int] | None:
+    def _is_from_end(self, index: int, may_load: bool) -> bool:
+        """Whether the dataset counts such an index from its end, and gives it no meaning of its
+        own. It is asked once, by who would load this sample without a cache."""
+        if self._counts_from_end is None and may_load:
+            self._counts_from_end = False
+            with random_numbers_kept(), contextlib.suppress(Exception):
+                sample = copy_of(self.source[index])
+                again = self.source[index + self.length]
+                self._counts_from_end = same(sample, again) is True
+        return self._counts_from_end is True
+
+    def _places(self, indices: Sequence[Any], may_load: bool = True) -> list[int] | None:
         """Likewise for many; None if that is so for any of them."""
         try:
-            places = list(map(operator.index, indices))
+            places = [operator.index(index) for index in indices]
         except TypeError:
             return None
         # The usual case without a call per index.
         if places and min(places) >= 0 and max(places) < self.length:
             return places
-        found = [place for place in map(self._place, places) if place is not None]
-        return found if len(found) == len(places) else None
+        found = [self._place(place, may_load) for place in places]
+        return None if None in found else found  # type: ignore[return-value]
 
     # Storing
 
@@ -280,8 +338,12 @@ class Samples:
 
     def _copied(self, index: int, sample: Any) -> Any:
         """A copy that may be edited: what the dataset gave may be its own."""
-        cached = self.records.get(index, self.allow_pickle, False)
-        return _copy_of(sample, self.allow_pickle) if cached is _C.MISS else cached
+        cached = self._read(index, counted=False)
+        return copy_of(sample, self.allow_pickle) if cached is _C.MISS else cached
+
+    def clear(self) -> None:
+        self.clears += 1
+        self.records.clear()
 
     # Whether the cache is used
 
@@ -299,14 +361,17 @@ class Samples:
     def is_settled(self) -> bool:
         """Whether every sample comes from memory, and none has to be compared any more."""
         left = 0 if self._uncompared is None else self._uncompared.left
-        return left == 0 and self.is_used() and self.records.stats()["filled"] == self.length
+        if left or not self.is_used() or self._together.gives_whole_batches():
+            return False
+        return bool(self.records.stats()["filled"] == self.length)
 
     def with_source(self, source: Any) -> Samples:
         """The same over another dataset. What is in the cache is not of that one, and others go on
         using it, so from then on samples come from the dataset alone."""
         other = copy.copy(self)
         other.source, other.length = source, len(source)
-        other._together, other._until_others = Together(), Countdown(0)
+        other._together, other._until_others = Together(source), Countdown(0)
+        other._counts_from_end = None
         telling.of_replaced(source)
         return other
 
@@ -369,12 +434,3 @@ class _Given(Exception):
     def __init__(self, batch: Any) -> None:
         super().__init__()
         self.batch = batch
-
-
-def _copy_of(sample: Any, allow_pickle: bool) -> Any:
-    with contextlib.suppress(Exception):
-        encoded = _C.codec_encode(sample, allow_pickle)
-        return _C.codec_decode(*encoded, allow_pickle)
-    with contextlib.suppress(Exception):
-        return copy.deepcopy(sample)
-    return sample

@@ -12,7 +12,7 @@ from stocache.sizes import show_bytes
 # Into how many regions "lru" divides the memory (rust/core/src/layout.rs).
 _LRU_REGIONS = 32
 # What is told once per node.
-WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM, _OTHER_KEYS, _WHOLE_BATCHES = range(6)
+WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM, _OTHER_KEYS, _WHOLE_BATCHES, _UNREADABLE = range(7)
 
 
 def warn(text: str) -> None:
@@ -30,9 +30,20 @@ def _warn_once(records: _C.Records, what: int, text: str) -> None:
 
 
 def of_unsupported(records: _C.Records, index: int, error: Exception) -> None:
-    why = (str(error).splitlines() or [type(error).__name__])[0]
-    text = f"sample {index} is not cached, and loaded every time: {why}"
+    text = f"sample {index} is not cached, and loaded every time: {_line_of(error)}"
     _warn_once(records, _UNSUPPORTED, text)
+
+
+def of_unreadable(records: _C.Records, index: int, error: Exception) -> None:
+    text = (
+        f"sample {index} is cached and cannot be read, so it is loaded every time: "
+        f"{_line_of(error)}; clear() makes room for it as it is now"
+    )
+    _warn_once(records, _UNREADABLE, text)
+
+
+def _line_of(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def of_size(records: _C.Records, index: int) -> None:
@@ -47,15 +58,14 @@ def of_size(records: _C.Records, index: int) -> None:
 def of_key(records: _C.Records, key: Any, length: int) -> None:
     text = (
         f"index {key!r} is passed on to the dataset, and what it gives is loaded every time: only "
-        f"numbers below {length}, its length, are cached"
+        f"numbers from 0 on and below {length}, its length, are cached"
     )
     _warn_once(records, _OTHER_KEYS, text)
 
 
-def of_whole_batches(records: _C.Records, source: Any, batch: Any, indices: int) -> None:
+def of_whole_batches(records: _C.Records, source: Any, why: str) -> None:
     text = (
-        f"__getitems__ of the wrapped {type(source).__name__} gives a {type(batch).__name__} for "
-        f"{indices} indices, and not a list of {indices} samples: such batches are handed on as "
+        f"__getitems__ of the wrapped {type(source).__name__} {why}: such batches are handed on as "
         "they are, and not cached; to cache samples, wrap a dataset without __getitems__"
     )
     _warn_once(records, _WHOLE_BATCHES, text)

@@ -4,60 +4,169 @@ torch hands whatever ``__getitems__`` gives straight to ``collate_fn``. Most giv
 sample for each index, as torch's Subset and Hugging Face's datasets do: those samples can be
 cached. Others give the batch as a whole: a dict of columns, a tensor, a tuple of both. Nothing says
 which part of that belongs to which sample, so it is handed on as it is.
+
+A list of as many may be no samples of these indices either: it comes in the order in which a file
+is read best, or padded to the longest of the batch. So some are compared with what the dataset
+gives for a single index.
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch.utils.data import Subset
+
+from stocache._compare import same
 from stocache._dataset import attributes
-from stocache._dataset.comparing import random_numbers_kept
+from stocache._dataset.comparing import Countdown, random_numbers_kept
+from stocache._dataset.copying import copy_of
 
 Function = Callable[[list[Any]], Any]
 
+# So many batches in no ascending order are compared by a process: those in ascending order look
+# right also where they were sorted.
+_UNORDERED = 4
+
 
 class WholeBatch(Exception):
-    """The dataset gave a batch, and not its samples."""
+    """The dataset gave a batch, and not its samples; ``why`` goes on after "__getitems__"."""
 
-    def __init__(self, indices: list[int], batch: Any) -> None:
+    def __init__(self, indices: list[int], batch: Any, why: str) -> None:
         super().__init__()
         self.indices = indices
         self.batch = batch
+        self.why = why
 
 
 class Together:
     """Whether a dataset's ``__getitems__`` gives samples is known once it was called."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: Any) -> None:
         self._gives_samples: bool | None = None
+        # Calls for more than one sample, and those of them in no ascending order. A forked process
+        # goes on counting: it knows what its parent found.
+        self._calls = self._unordered = 0
+        self._has_agreed = False
+        # Counted down by the process that finds other samples than those of single indices. It
+        # holds for all: what any of them has stored is in doubt.
+        self._until_others = Countdown(1) if _is_compared(source) else None
 
     def gives_whole_batches(self) -> bool:
-        return self._gives_samples is False
+        return self._gives_samples is False or self.gives_others()
+
+    def gives_others(self) -> bool:
+        """Whether its samples were found to be others than those of single indices."""
+        return self._until_others is not None and self._until_others.left == 0
 
     def is_not_for(self, count: int) -> bool:
         """Whether this many samples are better loaded one by one."""
-        return self._gives_samples is False or (self._gives_samples is True and count == 1)
+        return self.gives_whole_batches() or (self._gives_samples is True and count == 1)
 
-    def samples(self, given: Any, function: Function, indices: list[int]) -> Sequence[Any]:
+    def samples(
+        self, source: Any, function: Function, indices: list[int], given: Any
+    ) -> Sequence[Any]:
         """What was ``given`` for ``indices``, if that is a sample for each; or WholeBatch."""
         fits = _is_list_of(given, len(indices))
-        if self._gives_samples is None:
-            self._gives_samples = fits and (
-                not _may_be_columns(given, len(indices)) or _is_longer_for_more(function, indices)
-            )
+        may_be_columns = self._gives_samples is None and fits and _may_be_columns(given, len(given))
+        if self._gives_samples is None and not may_be_columns:
+            self._gives_samples = fits
+        is_next = fits and self._is_next(source, indices)
+        why = None
+        if may_be_columns or is_next:
+            kept = copy_of(given)  # who is asked again may answer in the same memory
+            if may_be_columns:
+                self._gives_samples = _is_longer_for_more(function, indices)
+            if is_next and self._gives_samples:
+                why = self._find_others(source, function, indices, kept)
+            if same(kept, given) is False:
+                given = kept
         if not (fits and self._gives_samples):
-            raise WholeBatch(indices, given)
+            why = why or _no_list(given, len(indices))
+        if why is not None:
+            raise WholeBatch(indices, given, why)
         return given  # type: ignore[no-any-return]
+
+    def _is_next(self, source: Any, indices: list[int]) -> bool:
+        """Whether these are to be compared with single samples: the first in another order than
+        the ascending one, and now and then some, whose number is a power of two. A single index
+        only before all others: further ones are loaded one by one."""
+        if not _is_compared(source):
+            return False
+        if len(indices) == 1:
+            return self._calls == 0
+        self._calls += 1
+        if self._unordered < _UNORDERED and any(map(operator.gt, indices, indices[1:])):
+            self._unordered += 1
+            return True
+        return self._calls & (self._calls - 1) == 0
+
+    def _find_others(
+        self, source: Any, function: Function, indices: list[int], samples: Sequence[Any]
+    ) -> str | None:
+        """Compares the first and the last of these with what single indices give. Says in what they
+        differ, unless that is because the dataset gives other samples every time."""
+        kind = type(source).__name__
+        with random_numbers_kept():
+            for k in sorted({0, len(indices) - 1}):
+                try:
+                    single = copy_of(_single(source, function, indices[k]))
+                    equal = same(samples[k], single)
+                    if equal is not False:
+                        self._has_agreed = self._has_agreed or equal is True
+                        continue
+                    again = _single(source, function, indices[k])
+                    if not same(single, again) or not same(samples, function(list(indices))):
+                        continue
+                except Exception as error:
+                    if self._has_agreed:  # of late there is trouble, of which others will tell
+                        continue
+                    self._gives_samples = False
+                    return f"gives samples where {kind}[{indices[k]}] raises {error!r}"
+                self._gives_samples = False
+                if self._until_others is not None:
+                    self._until_others.count()
+                return (
+                    f"gives other samples than {kind}[i] does, in another order or made to fit "
+                    "their batch"
+                )
+        return None
 
 
 def function_of(source: Any) -> Function | None:
-    """The dataset's ``__getitems__``, unless only its ``__getitem__`` says what its samples are."""
+    """The dataset's ``__getitems__``, as torch finds it: also one of the object itself, or one that
+    it forwards. Not if its class says by a ``__getitem__`` of its own what its samples are."""
     kind = type(source)
-    if not hasattr(kind, "__getitems__") or attributes.defines_items_anew(kind):
+    if hasattr(kind, "__getitems__") and attributes.defines_items_anew(kind):
         return None
-    return getattr(source, "__getitems__", None)
+    return getattr(source, "__getitems__", None) or None
+
+
+def _is_compared(source: Any) -> bool:
+    return function_of(source) is not None and not _asks_one_by_one(source)
+
+
+def _asks_one_by_one(source: Any) -> bool:
+    """torch's Subset does, if what is under it does: then there is nothing to compare."""
+    if type(source) is not Subset:
+        return False
+    under = source.dataset
+    return not callable(getattr(under, "__getitems__", None)) or _asks_one_by_one(under)
+
+
+def _single(source: Any, function: Function, index: int) -> Any:
+    """What the dataset gives for a single index, in whatever way it does."""
+    try:
+        return source[index]
+    except Exception:
+        (sample,) = function([index])
+        return sample
+
+
+def _no_list(given: Any, count: int) -> str:
+    return f"gives a {type(given).__name__} for {count} indices, and not a list of {count} samples"
 
 
 def _is_list_of(found: Any, count: int) -> bool:

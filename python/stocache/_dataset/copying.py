@@ -1,0 +1,19 @@
+"""Copies of samples, whatever they are made of."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import Any
+
+from stocache import _C
+
+
+def copy_of(sample: Any, allow_pickle: bool = False) -> Any:
+    """A copy, as the cache would give it if it can; what cannot be copied at all, itself."""
+    with contextlib.suppress(Exception):
+        encoded = _C.codec_encode(sample, allow_pickle)
+        return _C.codec_decode(*encoded, allow_pickle)
+    with contextlib.suppress(Exception):
+        return copy.deepcopy(sample)
+    return sample
