@@ -119,9 +119,10 @@ pub(crate) const fn reached(_place: &'static str) {}
 pub(crate) mod meeting {
     use std::cell::RefCell;
 
+    type Act = Box<dyn FnMut(&'static str)>;
+
     thread_local! {
-        pub(super) static AT: RefCell<Option<Box<dyn FnMut(&'static str)>>> =
-            const { RefCell::new(None) };
+        pub(super) static AT: RefCell<Option<Act>> = const { RefCell::new(None) };
     }
 
     /// From now on this thread calls `act` wherever it comes by.
