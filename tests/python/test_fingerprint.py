@@ -477,6 +477,38 @@ def test_a_counter_of_what_was_made_changes_nothing():
     assert fingerprint(dataset).text != before
 
 
+READS = {
+    "an entry": """os.environ["SIZE_OF_A_TEST"]""",
+    "get": """os.environ.get("SIZE_OF_A_TEST")""",
+    "get with a default": """os.environ.get("SIZE_OF_A_TEST", "1")""",
+    "getenv": """os.getenv("SIZE_OF_A_TEST")""",
+    "getenv with a default": """os.getenv("SIZE_OF_A_TEST", "1")""",
+}
+
+
+@pytest.mark.parametrize("how", READS)
+def test_of_the_environment_counts_what_is_read(how, monkeypatch):
+    """All of it differs between ranks."""
+    source = """
+        import os
+        class Resize:
+            def __init__(self): self.size = {0}
+        class Data(Dataset):
+            def __getitem__(self, i): return Resize().size
+    """
+    whole = source.format("dict(os.environ)")
+    computed = source.format('os.environ.get("SIZE_" + "{0}_TEST".format("OF_A"))')
+    monkeypatch.setenv("SIZE_OF_A_TEST", "224")
+    sources = (source.format(READS[how]), whole, computed)
+    one = [seen(each) for each in sources]
+    monkeypatch.setenv("RANK_OF_A_TEST", "1")
+    other = [seen(each) for each in sources]
+    assert one[0] == other[0]
+    assert one[1] != other[1] and one[2] != other[2]  # control
+    monkeypatch.setenv("SIZE_OF_A_TEST", "256")
+    assert seen(sources[0]) != one[0]
+
+
 def chain(length: int, end: int) -> str:
     """Classes of which each makes one of the next, in turns with functions."""
     links = [f"def make_{length}(): return {end}"]

@@ -17,6 +17,7 @@ import enum
 import functools
 import hashlib
 import importlib.util
+import os
 import types
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -68,6 +69,7 @@ _PLAIN_ACCESS: tuple[Any, ...] = (
     type.__getattribute__,
 )
 _COMPILED = (type(None), type(...), float, complex, str, bytes)  # constants, beside numbers
+_KEY = "key "
 _ANALYSED = 1 << 14  # functions whose instructions are remembered
 Parts = Callable[[Any], Mapping[str, Any]]
 _T = TypeVar("_T")
@@ -188,7 +190,10 @@ def used_by(function: types.FunctionType) -> dict[str, Any]:
                 break  # a method, a property: all of the object matters
             value = vars(value)[attribute]
             name += f".{attribute}"
-        if only_read and issubclass(type(value), type):
+        if use.startswith(_KEY) and (value is os.environ or value is os.getenv):
+            key = use.removeprefix(_KEY)
+            found[f"global {name}[{key}]"] = os.environ.get(key)
+        elif only_read and issubclass(type(value), type):
             found.setdefault(f"global {name}", ClassOf(value))
         else:
             found[f"global {name}"] = value
@@ -253,7 +258,8 @@ class _Analysis:
 
     globals: list[tuple[tuple[str, ...], str]]
     """Names of globals, each with the attributes that are read from it right away, and what for:
-    "super" if it stands in ``super(...)``, "counter" if it goes up by a constant."""
+    "super" if it stands in ``super(...)``, "counter" if it goes up by a constant, "key X" if that
+    entry of it is read."""
     imports: list[tuple[int, str, tuple[str, ...] | None]]
     """What import statements name: how many packages up, the module, and what is taken from it."""
     names_its_class: bool
@@ -276,7 +282,7 @@ def _globals(code: types.CodeType) -> Iterator[tuple[tuple[str, ...], str]]:
             names.append(step.argval)
             continue
         if names:
-            yield tuple(names), use
+            yield tuple(names), use or _key(names[-1], steps[at : at + 4])
         use = "super" if names == ["super"] else ""
         names = [step.argval] if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") else []
         if names and _goes_up(steps[at : at + 4]):
@@ -295,6 +301,23 @@ def _goes_up(steps: list[dis.Instruction]) -> bool:
         and (adds == "INPLACE_ADD" or (adds == "BINARY_OP" and steps[2].argrepr == "+="))
         and (stores, steps[3].argval) == ("STORE_GLOBAL", steps[0].argval)
     )
+
+
+def _key(name: str, steps: list[dis.Instruction]) -> str:
+    """The use of what is read by ``[X]``, ``get(X)`` or ``getenv(X)``; these may have a default."""
+    loads = [step for step in steps[:2] if step.opname == "LOAD_CONST"]
+    after = steps[len(loads)] if len(steps) > len(loads) else None
+    if not loads or after is None or not isinstance(loads[0].argval, str):
+        return ""
+    calls = after.opname in (
+        "PRECALL",
+        "CALL",
+        "CALL_METHOD",
+        "CALL_FUNCTION",
+    ) and after.arg == len(loads)
+    entry = after.opname == "BINARY_SUBSCR" or after.argrepr == "[]"
+    by_name = calls if name in ("get", "getenv") else entry and len(loads) == 1
+    return f"{_KEY}{loads[0].argval}" if by_name else ""
 
 
 def _imports(code: types.CodeType) -> Iterator[tuple[int, str, tuple[str, ...] | None]]:
