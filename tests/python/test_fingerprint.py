@@ -21,7 +21,7 @@ import stocache
 import stocache._sharing.dataset as opening
 import torch
 from stocache import _C
-from stocache._sharing import sameness
+from stocache._sharing import code, sameness
 from stocache._sharing.fingerprint import differences, fingerprint
 from stocache._sharing.modules import users_own
 from stocache._sharing.sameness import contents, digest
@@ -33,10 +33,10 @@ np = pytest.importorskip("numpy")
 def dataset_of(source: str, **attributes):
     """An object of the class `Data` that a user's file defines."""
     names = {"__name__": "__main__", "Dataset": Dataset}
-    code = textwrap.dedent(source)
-    if "def __len__" not in code:
-        code += "\n    def __len__(self): return 3\n"
-    exec(code, names)
+    program = textwrap.dedent(source)
+    if "def __len__" not in program:
+        program += "\n    def __len__(self): return 3\n"
+    exec(program, names)
     dataset = names["Data"]()
     vars(dataset).update(attributes)
     return dataset
@@ -185,6 +185,345 @@ def test_code_and_constants_that_methods_use_are_seen(what):
     one, same, other = (seen(CODE[what].format(size)) for size in (224, 224, 256))
     assert one == same, "the same code twice"
     assert one != other, "224 became 256, and nobody noticed"
+
+
+# What makes an object is part of what loads a sample, if that makes one.
+MAKERS = {
+    "a global that __init__ reads": """
+        SIZE = {0}
+        class Resize:
+            def __init__(self): self.size = SIZE
+        class Data(Dataset):
+            def __getitem__(self, i): return Resize().size
+    """,
+    "a global of a function that __init__ calls": """
+        SIZE = {0}
+        def size(): return SIZE
+        class Resize:
+            def __init__(self): self.size = size()
+        class Data(Dataset):
+            def __getitem__(self, i): return Resize().size
+    """,
+    "the closure of __init__": """
+        def resizing(size):
+            class Resize:
+                def __init__(self): self.size = size
+            return Resize
+        Resize = resizing({0})
+        class Data(Dataset):
+            def __getitem__(self, i): return Resize().size
+    """,
+    "__init__ of a parent": """
+        SIZE = {0}
+        class Parent:
+            def __init__(self): self.size = SIZE
+        class Resize(Parent):
+            def __init__(self): super().__init__()
+        class Data(Dataset):
+            def __getitem__(self, i): return Resize().size
+    """,
+    "__init__ of what __init__ makes": """
+        SIZE = {0}
+        class Inner:
+            def __init__(self): self.size = SIZE
+        class Resize:
+            def __init__(self): self.inner = Inner()
+        class Data(Dataset):
+            def __getitem__(self, i): return Resize().inner.size
+    """,
+    "__post_init__": """
+        import dataclasses
+        SIZE = {0}
+        @dataclasses.dataclass
+        class Resize:
+            size: int = 0
+            def __post_init__(self): self.size = SIZE
+        class Data(Dataset):
+            def __getitem__(self, i): return Resize().size
+    """,
+    "the code of a default_factory": """
+        import dataclasses
+        @dataclasses.dataclass
+        class Resize:
+            sizes: list = dataclasses.field(default_factory=lambda: [{0}])
+        class Data(Dataset):
+            def __getitem__(self, i): return Resize().sizes
+    """,
+    "a global that a default_factory reads": """
+        import dataclasses
+        SIZE = {0}
+        @dataclasses.dataclass
+        class Resize:
+            sizes: list = dataclasses.field(init=False, default_factory=lambda: [SIZE])
+        class Data(Dataset):
+            def __getitem__(self, i): return Resize().sizes
+    """,
+    "a default_factory that a method calls": """
+        import dataclasses
+        @dataclasses.dataclass(init=False)
+        class Resize:
+            sizes: list = dataclasses.field(default_factory=lambda: [{0}])
+        class Data(Dataset):
+            def __getitem__(self, i): return dataclasses.fields(Resize)[0].default_factory()
+    """,
+    "what a field says of itself": """
+        import dataclasses
+        @dataclasses.dataclass
+        class Config:
+            name: str = dataclasses.field(default="", metadata={{"size": {0}}})
+        class Data(Dataset):
+            def __init__(self): self.config = Config()
+            def __getitem__(self, i):
+                return dataclasses.fields(self.config)[0].metadata["size"]
+    """,
+    "a class in a closure": """
+        def data():
+            class Resize:
+                def __init__(self): self.size = SIZE
+            class Data(Dataset):
+                def __len__(self): return 3
+                def __getitem__(self, i): return Resize().size
+            return Data
+        SIZE = {0}
+        Data = data()
+    """,
+    "a class that is a class attribute": """
+        SIZE = {0}
+        class Data(Dataset):
+            class Resize:
+                def __init__(self): self.size = SIZE
+            def __getitem__(self, i): return self.Resize().size
+    """,
+    "a class that is an attribute": """
+        SIZE = {0}
+        class Resize:
+            def __init__(self): self.size = SIZE
+        class Data(Dataset):
+            def __init__(self): self.steps = [Resize]
+            def __getitem__(self, i): return self.steps[0]().size
+    """,
+    "a class that is a default": """
+        SIZE = {0}
+        class Resize:
+            def __init__(self): self.size = SIZE
+        class Data(Dataset):
+            def __getitem__(self, i, step=Resize): return step().size
+    """,
+    "a class in a partial": """
+        import functools
+        SIZE = {0}
+        class Resize:
+            def __init__(self, by): self.size = SIZE * by
+        class Data(Dataset):
+            def __init__(self): self.make = functools.partial(Resize, 2)
+            def __getitem__(self, i): return self.make().size
+    """,
+    "a class of a module": """
+        import types
+        SIZE = {0}
+        class Resize:
+            def __init__(self): self.size = SIZE
+        steps = types.ModuleType("steps_of_a_test"); steps.Resize = Resize
+        class Data(Dataset):
+            def __getitem__(self, i): return steps.Resize().size
+    """,
+    "a class method": """
+        SIZE = {0}
+        class Resize:
+            def __init__(self): self.size = SIZE
+            @classmethod
+            def usual(cls): return cls()
+        class Data(Dataset):
+            def __getitem__(self, i): return Resize.usual().size
+    """,
+    "__init__ of a parent, called by its name": """
+        SIZE = {0}
+        class Resize:
+            def __init__(self): self.size = SIZE
+        class Data(Dataset):
+            def __getitem__(self, i):
+                Resize.__init__(self)
+                return self.size
+    """,
+    "the class of an object, made once more": """
+        SIZE = {0}
+        class Resize:
+            made = 0
+            def __init__(self, size=None): self.size = size or SIZE
+        class Data(Dataset):
+            def __init__(self): self.first = Resize(1)
+            def __getitem__(self, i): return Resize.made, self.first.size, Resize().size
+    """,
+    "a class that makes its like": """
+        SIZE = {0}
+        class Resize:
+            def __init__(self, size=None): self.size = size or SIZE
+            def other(self): return __class__()
+        class Data(Dataset):
+            def __init__(self): self.first = Resize(1)
+            def __getitem__(self, i): return self.first.other().size
+    """,
+}
+
+
+@pytest.mark.parametrize("what", MAKERS)
+def test_what_makes_objects_while_a_sample_is_loaded_is_seen(what):
+    one, same, other = (seen(MAKERS[what].format(size)) for size in (224, 224, 256))
+    assert one == same, "the same code twice"
+    assert one != other, "224 became 256, and nobody noticed"
+
+
+@pytest.mark.parametrize("what", MAKERS)
+def test_control_a_look_that_takes_all_objects_for_made_misses_it(what, monkeypatch):
+    monkeypatch.setattr(code, "class_parts", functools.partial(code.class_parts, made=True))
+    monkeypatch.setattr(code, "_fields", lambda *_: {})
+    one, other = (seen(MAKERS[what].format(size)) for size in (224, 256))
+    assert one == other
+
+
+# How the objects that are there were made is told by what they are.
+MADE = {
+    "an attribute": """
+        class Data(Dataset):
+            def __init__(self): self.step = Resize()
+            def __getitem__(self, i): return self.step(i)
+    """,
+    "an attribute of its class": """
+        class Data(Dataset):
+            step = Resize()
+            def __getitem__(self, i): return Data.step(i), self.step.__class__.__name__
+    """,
+    "a global": """
+        step = Resize()
+        class Data(Dataset):
+            def __getitem__(self, i): return step(i), Resize.unit, Resize.twice(i)
+    """,
+    "a kind of list": """
+        class Steps(list):
+            def __init__(self): self.append(SIZE > 0)
+        class Data(Dataset):
+            def __init__(self): self.steps = Steps()
+            def __getitem__(self, i): return self.steps
+    """,
+    "a kind of deque": """
+        import collections
+        class Steps(collections.deque):
+            def __init__(self): self.append(SIZE > 0)
+        class Data(Dataset):
+            def __init__(self): self.steps = Steps()
+            def __getitem__(self, i): return self.steps
+    """,
+    "a dataclass": """
+        import dataclasses
+        @dataclasses.dataclass
+        class Config:
+            known: bool = dataclasses.field(default_factory=lambda: SIZE > 0)
+            def __post_init__(self): self.known = SIZE > 0
+        class Data(Dataset):
+            def __init__(self): self.config = Config()
+            def __getitem__(self, i): return self.config.known
+    """,
+    "the dataset, whose methods call those of its parent": """
+        class Parent(Dataset):
+            def __init__(self): self.known = SIZE > 0
+            def __getitem__(self, i): return self.known
+            def rest(self): return 1
+        class Data(Parent):
+            def __init__(self): super().__init__(); self.same = SIZE > 0
+            def __getitem__(self, i): return super().__getitem__(i), super(Data, self).rest()
+    """,
+    "a class, by its metaclass": """
+        class Meta(type):
+            def __init__(cls, *_): cls.known = SIZE > 0
+        class Data(Dataset, metaclass=Meta):
+            def __getitem__(self, i): return self.known
+    """,
+}
+RESIZE = """
+        SIZE = {0}
+        class Resize:
+            unit = 1
+            def __init__(self): self.known = SIZE > 0
+            def __call__(self, i): return i * self.known
+            @staticmethod
+            def twice(i): return 2 * i
+"""
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_what_made_the_objects_that_are_there_changes_nothing(what):
+    one, other = (seen(RESIZE.format(size) + MADE[what]) for size in (224, 256))
+    assert one == other
+
+
+def test_a_counter_of_what_was_made_changes_nothing():
+    source = """
+        COUNT = 0
+        class Resize:
+            def __init__(self):
+                global COUNT
+                COUNT += 1
+                self.size = {0}
+        class Data(Dataset):
+            def __getitem__(self, i): return Resize().size
+    """
+    dataset = dataset_of(source.format(1))
+    before = fingerprint(dataset).text
+    dataset[0]
+    assert fingerprint(dataset).text == before
+    dataset = dataset_of(source.format("COUNT"))  # control: another sample every time
+    before = fingerprint(dataset).text
+    dataset[0]
+    assert fingerprint(dataset).text != before
+
+
+READS = {
+    "an entry": """os.environ["SIZE_OF_A_TEST"]""",
+    "get": """os.environ.get("SIZE_OF_A_TEST")""",
+    "get with a default": """os.environ.get("SIZE_OF_A_TEST", "1")""",
+    "getenv": """os.getenv("SIZE_OF_A_TEST")""",
+    "getenv with a default": """os.getenv("SIZE_OF_A_TEST", "1")""",
+}
+
+
+@pytest.mark.parametrize("how", READS)
+def test_of_the_environment_counts_what_is_read(how, monkeypatch):
+    """All of it differs between ranks."""
+    source = """
+        import os
+        class Resize:
+            def __init__(self): self.size = {0}
+        class Data(Dataset):
+            def __getitem__(self, i): return Resize().size
+    """
+    whole = source.format("dict(os.environ)")
+    computed = source.format('os.environ.get("SIZE_" + "{0}_TEST".format("OF_A"))')
+    monkeypatch.setenv("SIZE_OF_A_TEST", "224")
+    sources = (source.format(READS[how]), whole, computed)
+    one = [seen(each) for each in sources]
+    monkeypatch.setenv("RANK_OF_A_TEST", "1")
+    other = [seen(each) for each in sources]
+    assert one[0] == other[0]
+    assert one[1] != other[1] and one[2] != other[2]  # control
+    monkeypatch.setenv("SIZE_OF_A_TEST", "256")
+    assert seen(sources[0]) != one[0]
+
+
+def chain(length: int, end: int) -> str:
+    """Classes of which each makes one of the next, in turns with functions."""
+    links = [f"def make_{length}(): return {end}"]
+    for n in range(length):
+        links.append(f"class Link_{n}:\n    def __init__(self): self.next = make_{n + 1}()")
+        links.append(f"def make_{n}(): return Link_{n}()")
+    links.append("class Data(Dataset):\n    def __getitem__(self, i): return make_0()")
+    return "\n".join(links)
+
+
+def test_code_that_leads_far_is_seen(monkeypatch):
+    one, other = (fingerprint(dataset_of(chain(300, end))) for end in (1, 2))
+    assert one.unseen == () and one.text != other.text
+    monkeypatch.setattr(sameness, "_STEP", 1)  # control: as deep as lists in lists
+    assert "nested more than 100 deep" in fingerprint(dataset_of(chain(300, 1))).unseen[0]
 
 
 def test_what_methods_do_not_use_changes_nothing():
@@ -508,6 +847,7 @@ HIDDEN = {
         np.datetime64("2020", " YM"[n // 2]),
     ],
     "a view of a dict": lambda n, _: {n: 1}.keys(),
+    "a constant that no compiler makes": lambda n, _: with_constant([n]),
 }
 
 
@@ -558,6 +898,21 @@ class Nameless:
     __module__ = None
 
 
+class Endless(staticmethod):
+    """A method that leads to another one, which was not there before."""
+
+    @property
+    def __func__(self):
+        return Endless(len)
+
+
+def with_constant(value):
+    """A function with a constant that no compiler makes."""
+    made = (lambda: 12345).__code__
+    constants = (value if each == 12345 else each for each in made.co_consts)
+    return types.FunctionType(made.replace(co_consts=tuple(constants)), {})
+
+
 class Pretender:
     __class__ = property(lambda self: self.no)
 
@@ -591,6 +946,7 @@ WEIRD = {
     "a very long chain": lambda: nested(100_000, 1),
     "a closed file": closed_file,
     "a generator": lambda: (i for i in range(3)),
+    "methods without end": lambda: Endless(len),
     "a tensor without data": lambda: torch.empty(2, device="meta"),
 }
 
@@ -746,6 +1102,70 @@ def test_the_same_dataset_has_the_same_fingerprint_in_every_process(run_script):
     """
     seeds = ({"PYTHONHASHSEED": seed} for seed in ("1", "2", "3"))
     assert len({run_script(source, env=seed).stdout for seed in seeds}) == 1
+
+
+def test_what_a_program_did_so_far_changes_nothing_about_how_objects_are_made(run_script, tmp_path):
+    """Nor does the order of a hash, nor whether its modules were compiled in this run."""
+    (tmp_path / "steps.py").write_text(
+        textwrap.dedent("""
+            import abc, dataclasses, enum, functools, logging, threading
+            import numpy as np, torch
+            LOG, LOCK, NAMES = logging.getLogger("steps"), threading.Lock(), {"a", "b", 3}
+            SIZES = (1, 2)
+            class Kind(enum.Enum):
+                ONE, TWO = 1, 2
+                def __init__(self, value): self.names = NAMES
+            class Step(abc.ABC):
+                def __init__(self):
+                    with LOCK: LOG.debug("made")
+                    self.names, self.kind = sorted(map(str, NAMES)), Kind(1)
+                @abc.abstractmethod
+                def __call__(self, i): ...
+            class Net(torch.nn.Module):
+                def __init__(self, step):
+                    super().__init__(); self.linear, self.step = torch.nn.Linear(2, 2), step
+                def forward(self, i): return self.step(i)
+            @dataclasses.dataclass
+            class Config:
+                sizes: list = dataclasses.field(default_factory=lambda: list(SIZES))
+                rng: object = dataclasses.field(default_factory=lambda: np.random.default_rng(1))
+                names: frozenset = frozenset({"x", "y", "z"})
+                def __post_init__(self): self.step = Resize
+            class Resize(Step):
+                def __init__(self, config=None):
+                    super().__init__(); self.config = config or Config()
+                def __call__(self, i):
+                    return i in {"p", "q", "r"}, i in (1, 2), self.table(), Config()
+                @functools.lru_cache
+                def table(self): return np.arange(3)
+        """)
+    )
+    source = """
+        import copy, pickle
+        from torch.utils.data import Dataset
+        from stocache._sharing.fingerprint import fingerprint
+        import steps
+        class Data(Dataset):
+            def __init__(self): self.step = steps.Resize()
+            def __len__(self): return 3
+            def __getitem__(self, i):
+                from steps import Net
+                return Net(steps.Resize(steps.Config()))(i), isinstance(self.step, steps.Step)
+        before = fingerprint(Data())
+        assert not before.unseen, before.unseen
+        for i in range(3):
+            Data()[i]
+        issubclass(int, steps.Step), pickle.dumps(steps.Config()), copy.deepcopy(steps.Config())
+        assert fingerprint(Data()).text == before.text
+        print(before.text)
+    """
+    runs = []
+    for seed in ("1", "2", "3"):
+        runs.append(run_script(source, env={"PYTHONHASHSEED": seed}).stdout)
+    assert len(set(runs)) == 1, runs
+    steps = tmp_path / "steps.py"
+    steps.write_text(steps.read_text().replace("SIZES = (1, 2)", "SIZES = (1, 4)"))
+    assert run_script(source).stdout not in runs  # control
 
 
 def test_what_differs_has_a_name():

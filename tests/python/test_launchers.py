@@ -116,7 +116,7 @@ RANK = """
                 self.rank = options["rank"]
         def __len__(self): return 8
         def __getitem__(self, i):
-            return torch.tensor(self.first + i + int(os.getenv("UNSEEN_OFFSET", "0")))
+            return torch.tensor(self.first + i + int(os.getenv("unseen_offset".upper(), "0")))
 
     def main():
         options = json.loads(sys.argv[1])

@@ -77,7 +77,7 @@ def _parts(dataset: Any, before: str, told: dict[int, str]) -> Iterator[tuple[st
     with contextlib.nullcontext() if top in _COMMON else users_own(top):
         if not before:  # what those inside it say of their lengths may be wrong, or take long
             yield f"len({kind.__name__})", len(dataset)
-        members = code.class_parts(kind)
+        members = code.class_parts(kind, made=True)
         yield f"class {kind.__qualname__}", members.pop("")
         for name, member in members.items():
             function = code.function_in(member)

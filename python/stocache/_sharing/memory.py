@@ -25,10 +25,10 @@ class Feeds(Protocol):
     """Where the bytes go."""
 
     def say(self, *words: object) -> None: ...
-    def column(self, values: list[Any], where: str, depth: int) -> None: ...
+    def column(self, values: list[Any], where: str, depth: float) -> None: ...
 
 
-def feed_memory(to: Feeds, value: Any, where: str, depth: int) -> None:
+def feed_memory(to: Feeds, value: Any, where: str, depth: float) -> None:
     """Hashes a tensor, a numpy array, or what else gives its bytes."""
     if isinstance(value, torch.Tensor):
         _feed_tensor(to, value, where, depth)
@@ -44,7 +44,7 @@ def feed_memory(to: Feeds, value: Any, where: str, depth: int) -> None:
                 _feed_bytes(to, numpy.frombuffer(view, "u1"))
 
 
-def _feed_tensor(to: Feeds, value: torch.Tensor, where: str, depth: int) -> None:
+def _feed_tensor(to: Feeds, value: torch.Tensor, where: str, depth: float) -> None:
     to.say(tuple(value.shape), str(value.dtype), value.device.type, str(value.layout))
     plain = value.detach().resolve_conj().resolve_neg()
     if plain.is_quantized:
@@ -59,7 +59,7 @@ def _feed_tensor(to: Feeds, value: torch.Tensor, where: str, depth: int) -> None
     _feed_bytes(to, flat.view(torch.uint8).numpy() if flat.numel() else b"")
 
 
-def _feed_array(to: Feeds, value: Any, where: str, depth: int) -> None:
+def _feed_array(to: Feeds, value: Any, where: str, depth: float) -> None:
     to.say(value.shape, repr(value.dtype))
     if hasattr(value, "mask"):
         to.column([value.data, value.mask], where, depth + 1)

@@ -9,7 +9,8 @@ taken for the same as another.
 Values are looked at in columns: all elements of a list at once, then all elements of those, and
 so on. What is of one type in a column goes to the hash at the speed of C, so millions of paths or
 tuples take seconds. An object that was met before counts as that one, so cycles end and nothing is
-looked at twice.
+looked at twice. Functions, classes and modules wait until all else has been looked at: one leads to
+the next, and the chain may be as long as the program.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ import torch
 
 from stocache import _C
 from stocache._sharing import code
+from stocache._sharing.code import ClassOf, Parts
 from stocache._sharing.memory import feed_memory
 from stocache._sharing.modules import NotImported
 from stocache._sharing.natives import attributes_of, is_native, open_file, slots_of
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _MAX_DEPTH = 100
+_STEP = 1 / 64  # from a function or class to the next, for what makes ever new ones has to end
 _SAID = 200  # characters of somebody's error are told
 _CHUNK = 1 << 16  # of a long column go to the hash at a time
 _FEW = 1 << 12  # of a column's members are remembered whatever they hold
@@ -104,22 +107,37 @@ class _Walk:
         self.met: dict[int, int] = {}  # objects by address, numbered as they come
         self.alive: list[Any] = []  # so that no address is used again
         self.unseen: list[str] = []
+        self.classes: dict[int, ClassOf] = {}  # of objects, by address
+        # Functions, classes and modules that were met and numbered, and wait.
+        self.later: list[tuple[Parts, Any, str, float]] = []
         # Members of sets by address, of all walks of one look; None: being looked at.
         self.members = members
 
-    def look(self, values: Sequence[object], where: str, depth: int) -> Contents:
+    def look(self, values: Sequence[object], where: str, depth: float) -> Contents:
         try:
             self.column(list(values), where, depth)
+            for parts, value, place, at in self.later:  # which grows meanwhile
+                self.look_into(parts, value, place, at)
         except RecursionError:
             self.unseen.append(f"{where} is nested too deeply")
         except Exception as error:
             self.unseen.append(f"{where} ({refusal(error)})")
         return Contents(self.hash.hexdigest(), tuple(dict.fromkeys(self.unseen)))
 
+    def look_into(self, parts: Parts, value: Any, where: str, depth: float) -> None:
+        """A function, a class or a module."""
+        try:
+            self.named(parts(value), where, depth - 1 + _STEP)
+        except RecursionError:
+            raise
+        except Exception as error:  # somebody's module that does not want to be looked at
+            self.say("unseen")
+            self.unseen.append(f"{where} ({_name(type(value))}: {refusal(error)})")
+
     def say(self, *words: object) -> None:
         self.hash.update(repr(words).encode("utf-8", "surrogatepass"))
 
-    def column(self, values: list[Any], where: str, depth: int) -> None:
+    def column(self, values: list[Any], where: str, depth: float) -> None:
         """Values of any types, which together are all there is at this depth of ``where``."""
         self.say(len(values))
         if depth > _MAX_DEPTH:
@@ -142,7 +160,7 @@ class _Walk:
                 self.say("unseen")
                 self.unseen.append(f"{where} ({_name(kind)}: {refusal(error)})")
 
-    def same_kind(self, kind: type, values: list[Any], where: str, depth: int) -> None:
+    def same_kind(self, kind: type, values: list[Any], where: str, depth: float) -> None:
         if kind in _PLAIN:
             # Version 2 of marshal knows no references, so equal values give equal bytes.
             for at in range(0, len(values), _CHUNK):
@@ -158,7 +176,7 @@ class _Walk:
             self.column(list(map(repr, values)), where, depth + 1)
         elif issubclass(kind, enum.Enum):
             self.column([(each._name_, each._value_) for each in values], where, depth + 1)
-            self.column([kind], where, depth + 1)
+            self.column([ClassOf(kind)], where, depth + 1)
         elif _is_numpy_scalar(kind):
             # Dates of several units, or texts of several lengths, become equal in one array.
             if values[0].dtype.kind in "MmSUV":
@@ -168,10 +186,13 @@ class _Walk:
             self.compound(
                 kind, [each for each in values if not _is_programs_own(each)], where, depth
             )
+        elif kind is ClassOf:
+            classes = [self.classes.setdefault(id(each.kind), each) for each in values]
+            self.compound(kind, classes, where, depth)
         else:
             self.compound(kind, values, where, depth)
 
-    def compound(self, kind: type, values: list[Any], where: str, depth: int) -> None:
+    def compound(self, kind: type, values: list[Any], where: str, depth: float) -> None:
         """What has parts. Each is looked into once."""
         container = issubclass(kind, (list, tuple, dict))
         if container and len(values) > _FEW:
@@ -198,7 +219,7 @@ class _Walk:
             for value in values:
                 feed_memory(self, value, where, depth)
             if not _is_map_of_file(kind):  # has its own memory as an attribute, too
-                self.column([kind], where, depth + 1)
+                self.column([ClassOf(kind)], where, depth + 1)
                 self.own_attributes(kind, values, where, depth)
         elif issubclass(kind, types.MappingProxyType):
             self.column([dict(value) for value in values], where, depth + 1)
@@ -208,27 +229,26 @@ class _Walk:
             states = [(str(value.device), value.get_state()) for value in values]
             self.column(states, where, depth + 1)
         elif (parts := code.parts_of(kind)) is not None:
-            for value in values:
-                self.named(parts(value), where, depth)
+            self.later += [(parts, value, where, depth) for value in values]
         elif issubclass(kind, weakref.ref):
             self.column([value() for value in values], where, depth + 1)
         elif issubclass(kind, logging.Logger):
             self.column([value.name for value in values], where, depth + 1)
         elif issubclass(kind, io.IOBase) and not issubclass(kind, (io.BytesIO, io.StringIO)):
-            self.column([kind, *map(open_file, values)], where, depth + 1)
+            self.column([ClassOf(kind), *map(open_file, values)], where, depth + 1)
         elif issubclass(kind, os.DirEntry):
             self.column([value.path for value in values], where, depth + 1)
         elif issubclass(kind, PurePath):
             # Its slots hold what it computed on the way.
             self.column(list(map(str, values)), where, depth + 1)
-            self.column([kind], where, depth + 1)
+            self.column([ClassOf(kind)], where, depth + 1)
             self.column(
                 [dict(getattr(value, "__dict__", {})) for value in values], where, depth + 1
             )
         else:
             self.attributes(kind, values, where, depth)
 
-    def lengths_and(self, inside: list[Any], values: list[Any], where: str, depth: int) -> None:
+    def lengths_and(self, inside: list[Any], values: list[Any], where: str, depth: float) -> None:
         length = next(base for base in (list, tuple, dict) if isinstance(values[0], base)).__len__
         self.hash.update(array("Q", map(length, values)).tobytes())
         self.column(inside, where, depth + 1)
@@ -246,7 +266,7 @@ class _Walk:
                 following += 1
         return fresh
 
-    def a_set(self, members: list[Any], where: str, depth: int) -> None:
+    def a_set(self, members: list[Any], where: str, depth: float) -> None:
         kinds = set(map(type, members))
         if len(kinds) == 1 and kinds < {int, float, str, bytes}:
             self.column(sorted(members), where, depth + 1)
@@ -255,7 +275,7 @@ class _Walk:
         self.column(sorted(each.digest for each in found), where, depth + 1)
         self.unseen += chain.from_iterable(each.unseen for each in found)
 
-    def member(self, value: Any, where: str, depth: int) -> Contents:
+    def member(self, value: Any, where: str, depth: float) -> Contents:
         """What is in a member of a set: it has no number there, so it is looked at by itself."""
         if id(value) not in self.members:
             self.members[id(value)] = (value, None)
@@ -263,20 +283,20 @@ class _Walk:
         found = self.members[id(value)][1]
         return found or Contents("", (f"{where} (a set that contains itself)",))
 
-    def named(self, parts: Mapping[str, Any], where: str, depth: int) -> None:
+    def named(self, parts: Mapping[str, Any], where: str, depth: float) -> None:
         """Parts that have names; a part is called by its owner's name and its own."""
         for name in sorted(parts):
             self.say(name)
             self.column([parts[name]], f"{where}.{name}", depth + 1)
 
     def attributes(
-        self, kind: type, values: list[Any], where: str, depth: int, whole: bool = False
+        self, kind: type, values: list[Any], where: str, depth: float, whole: bool = False
     ) -> None:
         """What the methods of one class do, and attributes and slots of its objects, a column for
         each. ``whole``: the rest of what they hold has been looked at."""
         if kind in _KNOWN_BASES:
             return
-        self.column([kind], where, depth + 1)
+        self.column([ClassOf(kind)], where, depth + 1)
         shows_itself = bool(kind.__dictoffset__ or slots_of(kind))
         if not all(p in _KNOWN_BASES for p in kind.__mro__ if is_native(p)) or not (
             shows_itself or whole
@@ -284,7 +304,7 @@ class _Walk:
             self.opaque(kind, values, where, depth)
         self.own_attributes(kind, values, where, depth)
 
-    def own_attributes(self, kind: type, values: list[Any], where: str, depth: int) -> None:
+    def own_attributes(self, kind: type, values: list[Any], where: str, depth: float) -> None:
         slots = slots_of(kind)
         if not (kind.__dictoffset__ or slots):
             return
@@ -297,7 +317,7 @@ class _Walk:
         else:
             self.column(owned, where, depth + 1)
 
-    def opaque(self, kind: type, values: list[Any], where: str, depth: int) -> None:
+    def opaque(self, kind: type, values: list[Any], where: str, depth: float) -> None:
         """Objects of a native type: what pickle would store of them. What they print need not be
         all that they are, so without that they are unseen."""
         reduce = copyreg.dispatch_table.get(kind)
@@ -312,6 +332,10 @@ class _Walk:
                 continue
             if isinstance(reduced, tuple):
                 made_by, arguments, *rest = reduced
+                made_by, *arguments = (
+                    ClassOf(kind) if each is kind else each
+                    for each in (made_by, *(arguments or ()))
+                )
                 reduced = (made_by, arguments, *rest[:1], *(list(each or ()) for each in rest[1:3]))
             parts.append(reduced)
         self.column(parts, where, depth + 1)
