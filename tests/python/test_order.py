@@ -84,20 +84,19 @@ class Pairs(BatchSampler):
         return iter([[0, 0]])
 
 
-@pytest.mark.parametrize(
-    "batches",
-    [
-        BatchSampler(Reversed(range(9)), 2, False),
-        Pairs(SequentialSampler(range(9)), 2, False),
-        BatchSampler(RandomSampler(range(9), replacement=True), 2, False),
-        BatchSampler(RandomSampler(range(9), num_samples=5), 2, False),
-        BatchSampler(RandomSampler(range(9), num_samples=18), 2, False),
-        BatchSampler(SubsetRandomSampler(range(9)), 2, False),
-        BatchSampler(WeightedRandomSampler([1.0] * 9, 4), 2, False),
-        BatchSampler(range(9), 2, False),
-        [[1, 2], [3]],
-    ],
-    ids=repr,
-)
+OTHERS = {
+    "a subclass of a sampler": BatchSampler(Reversed(range(9)), 2, False),
+    "a subclass of BatchSampler": Pairs(SequentialSampler(range(9)), 2, False),
+    "with replacement": BatchSampler(RandomSampler(range(9), replacement=True), 2, False),
+    "fewer": BatchSampler(RandomSampler(range(9), num_samples=5), 2, False),
+    "more": BatchSampler(RandomSampler(range(9), num_samples=18), 2, False),
+    "some": BatchSampler(SubsetRandomSampler(range(9)), 2, False),
+    "weighted": BatchSampler(WeightedRandomSampler([1.0] * 9, 4), 2, False),
+    "a range": BatchSampler(range(9), 2, False),
+    "a list of batches": [[1, 2], [3]],
+}
+
+
+@pytest.mark.parametrize("batches", OTHERS)
 def test_other_samplers_are_asked_themselves(batches):
-    assert order.drawn(batches) is None
+    assert order.drawn(OTHERS[batches]) is None
