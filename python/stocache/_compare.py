@@ -205,7 +205,7 @@ def _same_elements(one: Any, other: Any) -> bool:
     one, other = _widened(one), _widened(other)
     largest = torch.where(one.isfinite(), one.abs(), 0.0).max()
     near = (one - other).abs() <= rounding * largest
-    if not bool((near | torch.as_tensor(same)).all()):
+    if not bool((near | _as_tensor(same)).all()):
         return False
     one, other = _parts_of(one), _parts_of(other)
     both_whole = _is_whole(one, whole) & _is_whole(other, whole)
@@ -239,7 +239,14 @@ def _eps(dtype: Any) -> float:
 def _widened(elements: Any) -> torch.Tensor:
     if isinstance(elements, torch.Tensor):
         return elements.to(torch.complex128 if elements.is_complex() else torch.float64)
-    return torch.as_tensor(elements.astype("c16" if elements.dtype.kind == "c" else "f8"))
+    return _as_tensor(elements.astype("c16" if elements.dtype.kind == "c" else "f8"))
+
+
+def _as_tensor(elements: Any) -> torch.Tensor:
+    """Not by torch.as_tensor, which would take them to the default device."""
+    if isinstance(elements, torch.Tensor):
+        return elements
+    return torch.from_numpy(sys.modules["numpy"].asarray(elements))
 
 
 def _same_sets(one: Any, other: Any) -> bool | None:

@@ -21,10 +21,12 @@ def kept_info(image: Any) -> dict[str, Any] | None:
             kept[key] = str(value)  # of a text in a PNG file, which knows its language
         elif isinstance(value, bytes):
             kept[key] = value
-    if "exif" not in kept and hasattr(image, "tag_v2"):  # TIFF files have it among their tags
+    # What getexif() has handed out may have been changed since; TIFF files have it in their tags.
+    if getattr(image, "_exif", None) is not None or hasattr(image, "tag_v2"):
         exif = image.getexif()
-        if exif.get(_ORIENTATION, 1) != 1:
-            alone = type(exif)()
-            alone[_ORIENTATION] = exif[_ORIENTATION]
-            kept["exif"] = alone.tobytes()
+        before = type(exif)()
+        before.load(kept.get("exif"))
+        if exif.get(_ORIENTATION, 1) != before.get(_ORIENTATION, 1):
+            before[_ORIENTATION] = exif.get(_ORIENTATION, 1)
+            kept["exif"] = before.tobytes()
     return kept or None

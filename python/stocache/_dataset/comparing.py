@@ -51,7 +51,7 @@ class Countdown:
     def __init__(self, start: int) -> None:
         self._left: torch.Tensor | list[int] = [start]
         with contextlib.suppress(OSError, RuntimeError):  # no room in /dev/shm
-            shared = torch.tensor([start])
+            shared = torch.tensor([start], device="cpu")  # whatever the default is
             shared.share_memory_()  # type: ignore[no-untyped-call]
             self._left = shared
 

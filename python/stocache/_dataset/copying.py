@@ -9,6 +9,13 @@ from typing import Any
 from stocache import _C
 
 
+def as_stored(sample: Any) -> Any:
+    """A copy, as the cache gives it back; what it does not store, itself."""
+    with contextlib.suppress(Exception):
+        return _C.codec_decode(*_C.codec_encode(sample))
+    return sample
+
+
 def copy_of(sample: Any, allow_pickle: bool = False) -> Any:
     """A copy, as the cache would give it if it can; what cannot be copied at all, itself."""
     with contextlib.suppress(Exception):

@@ -24,7 +24,7 @@ from stocache._dataset.comparing import (
     compare,
     random_numbers_kept,
 )
-from stocache._dataset.copying import copy_of
+from stocache._dataset.copying import as_stored, copy_of
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._dataset.together import Together, WholeBatch
 from stocache._torch.ipc import is_worker
@@ -298,7 +298,7 @@ class Samples:
         if self._counts_from_end is None and may_load:
             self._counts_from_end = False
             with random_numbers_kept(), contextlib.suppress(Exception):
-                sample = copy_of(self.source[index])
+                sample = as_stored(self.source[index])
                 again = self.source[index + self.length]
                 self._counts_from_end = same(sample, again) is True
         return self._counts_from_end is True

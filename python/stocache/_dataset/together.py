@@ -22,13 +22,14 @@ from torch.utils.data import Subset
 from stocache._compare import same
 from stocache._dataset import attributes
 from stocache._dataset.comparing import Countdown, random_numbers_kept
-from stocache._dataset.copying import copy_of
+from stocache._dataset.copying import as_stored
 
 Function = Callable[[list[Any]], Any]
 
-# So many batches in no ascending order are compared by a process: those in ascending order look
-# right also where they were sorted.
+# So many batches are compared by a process and those that it starts. Those in ascending order look
+# right also where they were sorted, so they have a number of their own.
 _UNORDERED = 4
+_ASCENDING = 3
 
 
 class WholeBatch(Exception):
@@ -46,13 +47,15 @@ class Together:
 
     def __init__(self, source: Any) -> None:
         self._gives_samples: bool | None = None
-        # Calls for more than one sample, and those of them in no ascending order. A forked process
-        # goes on counting: it knows what its parent found.
-        self._calls = self._unordered = 0
+        self._calls = 0  # for more than one sample
         self._has_agreed = False
         # Counted down by the process that finds other samples than those of single indices. It
         # holds for all: what any of them has stored is in doubt.
         self._until_others = Countdown(1) if _is_compared(source) else None
+        # How many are still to be compared. Two that count at once may count as one, which is fine.
+        self._looks = [
+            Countdown(n if _is_compared(source) else 0) for n in (_ASCENDING, _UNORDERED)
+        ]
 
     def gives_whole_batches(self) -> bool:
         return self._gives_samples is False or self.gives_others()
@@ -76,12 +79,13 @@ class Together:
         is_next = fits and self._is_next(source, indices)
         why = None
         if may_be_columns or is_next:
-            kept = copy_of(given)  # who is asked again may answer in the same memory
+            # Who is asked again may answer in the same memory. What cannot be stored needs no look.
+            kept = [as_stored(sample) for sample in given]
             if may_be_columns:
                 self._gives_samples = _is_longer_for_more(function, indices)
             if is_next and self._gives_samples:
                 why = self._find_others(source, function, indices, kept)
-            if same(kept, given) is False:
+            if same(kept, list(given)) is False:
                 given = kept
         if not (fits and self._gives_samples):
             why = why or _no_list(given, len(indices))
@@ -91,48 +95,71 @@ class Together:
 
     def _is_next(self, source: Any, indices: list[int]) -> bool:
         """Whether these are to be compared with single samples: the first in another order than
-        the ascending one, and now and then some, whose number is a power of two. A single index
-        only before all others: further ones are loaded one by one."""
+        the ascending one, and some others, whose number is a power of two. A single index only
+        before all others: further ones are loaded one by one."""
         if not _is_compared(source):
             return False
         if len(indices) == 1:
             return self._calls == 0
         self._calls += 1
-        if self._unordered < _UNORDERED and any(map(operator.gt, indices, indices[1:])):
-            self._unordered += 1
-            return True
-        return self._calls & (self._calls - 1) == 0
+        unordered = any(map(operator.gt, indices, indices[1:]))
+        looks = self._looks[unordered]
+        if looks.left == 0 or not (unordered or self._calls & (self._calls - 1) == 0):
+            return False
+        looks.count()
+        return True
 
     def _find_others(
         self, source: Any, function: Function, indices: list[int], samples: Sequence[Any]
     ) -> str | None:
-        """Compares the first and the last of these with what single indices give. Says in what they
-        differ, unless that is because the dataset gives other samples every time."""
+        """Compares these with what the dataset gives for the same indices the other way round: that
+        shows any order of its own. And one of them with what its index alone gives: that shows what
+        was made to fit. Says so, unless the dataset gives other samples every time."""
         kind = type(source).__name__
+        k = self._calls % len(indices)  # another place each time
         with random_numbers_kept():
-            for k in sorted({0, len(indices) - 1}):
-                try:
-                    single = copy_of(_single(source, function, indices[k]))
-                    equal = same(samples[k], single)
-                    if equal is not False:
-                        self._has_agreed = self._has_agreed or equal is True
-                        continue
-                    again = _single(source, function, indices[k])
-                    if not same(single, again) or not same(samples, function(list(indices))):
-                        continue
-                except Exception as error:
-                    if self._has_agreed:  # of late there is trouble, of which others will tell
-                        continue
-                    self._gives_samples = False
-                    return f"gives samples where {kind}[{indices[k]}] raises {error!r}"
+            try:
+                if not self._is_the_same_reversed(function, indices, samples):
+                    return self._others(kind)
+                single = as_stored(_single(source, function, indices[k]))
+                equal = same(samples[k], single)
+                self._has_agreed = self._has_agreed or equal is True
+                if equal is not False:
+                    return None
+                again = _single(source, function, indices[k])
+                if not same(single, again) or not self._repeats(function, indices, samples):
+                    return None
+            except Exception as error:
+                if self._has_agreed:  # of late there is trouble, of which others will tell
+                    return None
                 self._gives_samples = False
-                if self._until_others is not None:
-                    self._until_others.count()
-                return (
-                    f"gives other samples than {kind}[i] does, in another order or made to fit "
-                    "their batch"
-                )
-        return None
+                return f"gives samples where {kind}[{indices[k]}] raises {error!r}"
+        return self._others(kind)
+
+    def _is_the_same_reversed(
+        self, function: Function, indices: list[int], samples: Sequence[Any]
+    ) -> bool:
+        """Also if it raises, or if nothing can be concluded."""
+        if len(indices) < 2:
+            return True
+        with contextlib.suppress(Exception):
+            reversed_ = [as_stored(sample) for sample in function(indices[::-1])][::-1]
+            if same(list(samples), reversed_) is False:
+                return not self._repeats(function, indices, samples)
+        return True
+
+    @staticmethod
+    def _repeats(function: Function, indices: list[int], samples: Sequence[Any]) -> bool:
+        """Whether the dataset gives the same once more: else it is random."""
+        return same(list(samples), list(function(list(indices)))) is True
+
+    def _others(self, kind: str) -> str:
+        self._gives_samples = False
+        if self._until_others is not None:
+            self._until_others.count()
+        return (
+            f"gives other samples than {kind}[i] does, in another order or made to fit their batch"
+        )
 
 
 def function_of(source: Any) -> Function | None:

@@ -53,14 +53,14 @@ def _drawn(batches: BatchSampler, sampler: RandomSampler | SequentialSampler) ->
     samples = len(sampler.data_source)
     generator = None
     if isinstance(sampler, SequentialSampler):
-        order = torch.arange(samples)
+        order = torch.arange(samples, device="cpu")
     else:
         generator = sampler.generator
         own = generator
         if own is None:
             own = torch.Generator()
             own.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        order = torch.randperm(samples, generator=own)
+        order = torch.randperm(samples, generator=own).cpu()
     full = samples // size * size
     for first in range(0, full, _AT_ONCE * size):
         for numbers in order[first : min(full, first + _AT_ONCE * size)].view(-1, size).unbind():

@@ -31,7 +31,10 @@ use crate::segment::leftovers::remove_leftovers;
 use crate::segment::name::{Backing, check_name};
 use crate::segment::request::{Opened, Request, Wanted};
 use crate::sys::limits;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long to wait for who is making a file of the same name, before making it too: one of both wins.
+const ALONE_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Segment {
     /// Joins the segment of that name, or makes it.
@@ -81,11 +84,17 @@ impl Segment {
             }
             let unlocked = active(Fault::SlowWalkUnlocked) || active(Fault::CreateUnlocked);
             if !request.private && alone.is_none() && !unlocked {
-                alone = creation_lock(&request.name)?;
-                if alone.is_none() {
-                    std::thread::sleep(RETRY);
+                let asked = creation_lock(&request.name);
+                // A file has one maker in any case. So who has the lock and is stopped, or a kernel
+                // that gives none, is a reason to wait only for who makes a memfd.
+                let enough = asked.is_err() || started.elapsed() > ALONE_PATIENCE;
+                if !enough || !matches!(choose(request), Ok(Backing::Shm)) {
+                    alone = asked?;
+                    if alone.is_none() {
+                        std::thread::sleep(RETRY);
+                    }
+                    continue; // who had it before us may have made one
                 }
-                continue; // who had it before us may have made one
             }
             let made = match choose(request)? {
                 Backing::Memfd => Some(Self::create_memfd(request)?),
@@ -95,7 +104,18 @@ impl Segment {
                 return Ok((segment, Opened::Created));
             }
         }
-        Err(contended(&request.name))
+        if request.private || alone.is_some() || changing.is_some() {
+            return Err(contended(&request.name));
+        }
+        Err(Error::new(
+            Kind::State,
+            format!(
+                "another process has been making the cache {:?} for {} s, and is perhaps stopped; end \
+                 it, or use another name",
+                request.name,
+                CREATION_PATIENCE.as_secs()
+            ),
+        ))
     }
 
     /// Joins the segment of that name, which must exist and, if given, be what `like` asks for.
@@ -123,5 +143,25 @@ impl Segment {
             }
         }
         Err(contended(name))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::segment::geometry::Geometry;
+    use crate::segment::layout::SlotsGeometry;
+    use crate::segment::random_name;
+
+    /// As if its maker were stopped.
+    #[test]
+    fn who_is_stopped_while_making_a_file_stops_nobody() {
+        let name = random_name().unwrap();
+        let _stopped = creation_lock(&name).unwrap().unwrap();
+        let plan = SlotsGeometry::plan(1 << 20, 8, &[16], 0, 1, false).unwrap();
+        let request =
+            Request { backing: Backing::Shm, ..Request::new(&name, Geometry::Slots(plan)) };
+        let (segment, how) = Segment::open(&request).unwrap();
+        assert_eq!((segment.backing(), how), (Backing::Shm, Opened::Created));
     }
 }
