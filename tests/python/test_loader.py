@@ -473,9 +473,11 @@ def test_a_source_that_loads_many_at_once_gets_the_misses_together(
             DataLoader(dataset, 8, num_workers=workers, collate_fn=collate_fn)
         ):
             check(batch, range(8 * n, 8 * n + 8))
-    assert dataset.stats().loads == 32 and sorted(source.groups()) == [7, 7, 8, 8]
+    groups, expected = Counter(source.groups()), Counter([7, 7, 8, 8])
+    assert dataset.stats().loads == 32 and not expected - groups
+    assert (groups - expected).total() <= 4, "some are asked for the other way round, too"
     compared = source.loads() - Counter(range(32))
-    assert len(compared) == compared.total() <= 2 * 4, "the first and the last of some"
+    assert compared.total() <= 4 * (8 + 1), "and one of each alone"
 
 
 # Workers that die
