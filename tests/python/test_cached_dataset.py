@@ -436,6 +436,8 @@ class SlowTogether(Together):
         return self.make(idx)  # not noted: asked for only to compare with it
 
     def __getitems__(self, indices):
+        if indices[0] > indices[-1]:  # likewise: nobody asks for them in this order
+            return [self.make(idx) for idx in indices]
         time.sleep(1)
         return super().__getitems__(indices)
 
