@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 const REST: Duration = Duration::from_secs(1);
 
 /// Nanoseconds of the clock.
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |t| t.as_nanos() as u64)
 }
 

@@ -48,7 +48,6 @@ use crate::segment::table_layout::{ENTRY_WORDS, HEAD_WORDS, TableLayout};
 use crate::segment::{Opened, Request, Segment};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::time::SystemTime;
 
 pub(crate) use pages::NoRoom;
 
@@ -320,11 +319,6 @@ impl FileTable {
     pub(crate) fn resume_at(&self) -> &AtomicU64 {
         self.head(Head::ResumeAt)
     }
-}
-
-/// Nanoseconds of the clock.
-pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |t| t.as_nanos() as u64)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::*;
 use crate::error::Kind;
 use crate::files::options::FileStats;
 use crate::files::paths::key;
-use crate::files::table::now;
+use crate::segment::lease::now;
 use crate::sys::interrupt::tests::interrupted;
 
 #[test]
