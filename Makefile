@@ -42,7 +42,7 @@ test: lint test-rust test-python ## Run every check that a change must pass
 test-long: lint ## The same with the full counts of kills and reads, and in an empty venv
 	export STOCACHE_COUNTS="$$(mktemp)"; trap 'rm -f "$$STOCACHE_COUNTS"' EXIT; \
 	STOCACHE_LONG=1 $(MAKE) test-rust; \
-	$(MAKE) test-python PYTEST_ARGS=--long; \
+	$(MAKE) test-python PYTEST_ARGS="--long --durations=25"; \
 	$(MAKE) test-wheel; \
 	echo; echo "All checks passed at these counts:"; sort "$$STOCACHE_COUNTS"
 
@@ -79,6 +79,7 @@ bench: build ## Print the speed tables: peers and limits in the same run
 	missed=0; \
 	$(PY) benches/python/shared_cache.py --with-demo || missed=1; \
 	$(PY) benches/python/cached_dataset.py || missed=1; \
+	$(PY) benches/python/partly_cached.py || missed=1; \
 	$(PY) benches/python/file_cache.py || missed=1; \
 	exit $$missed
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// Of the bridge's functions these only read fields, count in checked arithmetic, or hand over what they
 /// are given; and these are for other functions of the bridge.
-const PLAIN: [&str; 35] = [
+const PLAIN: [&str; 36] = [
     "hashed",
     "join_of",
     "huge_pages_word",
@@ -22,6 +22,7 @@ const PLAIN: [&str; 35] = [
     "folder",
     "trouble",
     "batch_over",
+    "absent",
     "rows",
     "schema",
     "columns",

@@ -133,19 +133,60 @@ PyObject* get(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   });
 }
 
-// collate(indices, threads, shared, fresh): the batch, or MISS if it must be made otherwise.
+// What pack() made, as far as it is plausible.
+bool to_records(PyObject* packed, Loaded& loaded) {
+  PyObject *tensor = nullptr, *rows = nullptr;
+  if (!PyArg_ParseTuple(packed, "OO!", &tensor, &PyList_Type, &rows)) return false;
+  if (!THPVariable_Check(tensor)) {
+    PyErr_SetString(PyExc_TypeError, "packed records are a tensor");
+    return false;
+  }
+  loaded.packed = THPVariable_Unpack(tensor);
+  const uint64_t size = loaded.packed.nbytes();
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); ++i) {
+    long long row = 0;
+    unsigned short schema = 0;
+    unsigned long long at = 0, bytes = 0;
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(rows, i), "LHKK", &row, &schema, &at, &bytes)) {
+      return false;
+    }
+    if (at > size || bytes > size - at || !loaded.packed.is_contiguous() ||
+        !loaded.packed.device().is_cpu()) {
+      PyErr_SetString(PyExc_ValueError, "packed records do not fit their memory");
+      return false;
+    }
+    loaded.records[row] = {schema, at, bytes};
+  }
+  return true;
+}
+
+// collate(indices, threads, shared, counted, samples, packed): the batch, or MISS if it must be
+// made otherwise. What is not in memory may be among the samples, a dict by row, or packed.
 PyObject* collate(PyObject* self, PyObject* args) {
-  PyObject* object = nullptr;
+  PyObject *object = nullptr, *samples = Py_None, *packed = Py_None;
   long long threads = 1;
-  unsigned long long fresh = 0;
+  unsigned long long counted = 0;
   int shared = 0;
   std::vector<int64_t> indices;
-  if (!PyArg_ParseTuple(args, "OLpK", &object, &threads, &shared, &fresh) ||
+  Loaded loaded;
+  if (!PyArg_ParseTuple(args, "OLpK|OO", &object, &threads, &shared, &counted, &samples, &packed) ||
       !to_indices(object, indices)) {
     return nullptr;
   }
-  return guarded(
-      [&] { return sample_or_miss(opened(self)->collate(indices, threads, shared, fresh)); });
+  if (PyDict_Check(samples)) loaded.samples = samples;
+  if (packed != Py_None && !to_records(packed, loaded)) return nullptr;
+  return guarded([&] {
+    return sample_or_miss(opened(self)->collate(indices, threads, shared, counted, loaded));
+  });
+}
+
+// pack(samples): for another process that collates; MISS if it must get the samples otherwise.
+PyObject* pack(PyObject* self, PyObject* samples) {
+  if (!PyDict_Check(samples)) {
+    PyErr_SetString(PyExc_TypeError, "samples to pack are a dict, by row");
+    return nullptr;
+  }
+  return guarded([&] { return sample_or_miss(opened(self)->pack(samples)); });
 }
 
 // missing(indices): which of them are not there, by their place in the list.
@@ -281,6 +322,7 @@ PyMethodDef methods[] = {
     {"location", location, METH_NOARGS, nullptr},
     {"get", as_method(get), METH_FASTCALL, nullptr},
     {"collate", collate, METH_VARARGS, nullptr},
+    {"pack", pack, METH_O, nullptr},
     {"missing", missing, METH_O, nullptr},
     {"note", note, METH_VARARGS, nullptr},
     {"loading", loading, METH_NOARGS, nullptr},

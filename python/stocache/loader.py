@@ -23,7 +23,9 @@ from torch.utils.data import (
 )
 
 from stocache import _C
+from stocache._dataset.samples import Rest, Whole, as_numbers
 from stocache._torch import compat
+from stocache._torch.compat import copied
 from stocache._torch.order import Drawn
 from stocache.cached_dataset import CachedDataset
 
@@ -42,10 +44,11 @@ def collate(samples: Any) -> Any:
 
 class DataLoader(compat.Loader):
     """torch's DataLoader with ``collate_fn=stocache.collate``, which gathers batches in this
-    process once all samples are in memory: then there is nothing left for workers to do.
+    process from what is in memory. Workers only load what is missing: nothing, once all samples are
+    in memory.
 
-    Where a sample is missing, or a transform has to run, the workers do their work as always.
-    Order and random numbers are those of torch's DataLoader.
+    Where a transform has to run, the workers do their work as always. Order and random numbers are
+    those of torch's DataLoader.
     """
 
     def __init__(self, dataset: Any, *args: Any, **options: Any) -> None:
@@ -53,42 +56,55 @@ class DataLoader(compat.Loader):
         if self.collate_fn is default_collate:  # not so without batches (batch_size=None)
             self.collate_fn = collate
 
-    def gatherer(self) -> _Gatherer | None:
+    def _stocache_source(self) -> tuple[CachedDataset, ToIndices] | None:
+        """Where batches can be gathered natively: nobody wants the single samples."""
+        if self.collate_fn is not collate or self.batch_sampler is None:
+            return None
+        # Workers see nothing that is set here while they live.
+        source = _cached_source(self.dataset, frozen=self.num_workers > 0)
+        return source if source is not None and source[0]._stocache_gathers() else None
+
+    def _stocache_gatherer(
+        self, source: tuple[CachedDataset, ToIndices] | None
+    ) -> _Gatherer | None:
         """Makes the batches of an epoch that begins now, if that can be done here."""
         # What a function does in workers (a transform that it sets, say) it cannot do here.
         if self.worker_init_fn is not None and self.num_workers:
             return None
-        source = self._source()
-        if source is None or not source[0]._stocache.is_settled():
+        if source is None or self._stocache_source() is None:
             return None
-        return _Gatherer(*source, self)
+        samples = source[0]._stocache
+        if not samples.is_settled():
+            return None
+        complete = samples.is_complete()
+        # What is in memory now must be there when its batch is made.
+        if not complete and (samples.recycles() or not self.num_workers or not self.in_order):
+            return None
+        return _Gatherer(*source, self, complete)
 
-    def view(self) -> Any:
+    def _stocache_view(self) -> Any:
         """The dataset as one that gives whole batches."""
-        return None if self._source() is None else _Batches(self.dataset)
-
-    def _source(self) -> tuple[CachedDataset, ToIndices] | None:
-        """Where batches can be gathered natively: nobody wants the single samples."""
-        if self.collate_fn is not collate or self.batch_sampler is None:
-            return None
-        source = _cached_source(self.dataset)
-        return source if source is not None and source[0]._stocache_gathers() else None
+        return _Batches(self.dataset)
 
 
 class _Gatherer:
-    """Batches from a complete cache, in this process. A thread gathers ahead what needs no code of
-    the program. Such code (classes of samples, collate functions, indices of a subset) runs in the
+    """Batches from memory, in this process. A thread gathers ahead what needs no code of the
+    program. Such code (classes of samples, collate functions, indices of a subset) runs in the
     thread that asks for a batch, as without the cache."""
 
     missing = _C.MISS
 
-    def __init__(self, cached: CachedDataset, to_indices: ToIndices, loader: DataLoader) -> None:
+    def __init__(
+        self, cached: CachedDataset, to_indices: ToIndices, loader: DataLoader, complete: bool
+    ) -> None:
+        self._complete = complete  # as this epoch begins
         self.knows_order = _knows_order(loader.batch_sampler)
         self._cached = cached
         self._samples = cached._stocache
         self._to_indices = to_indices
         # Workers would not see what is set here while they run.
         self._sees_changes = loader.num_workers == 0
+        self._has_workers = loader.num_workers > 0
         self._bytes_per_sample = _bytes_per_sample(cached)
         # As torch: pinned where there is something to pin for, on this thread's device.
         device = torch.accelerator.current_accelerator() if loader.pin_memory else None
@@ -98,6 +114,38 @@ class _Gatherer:
         self._device = torch.accelerator.current_device_index() if self._pinned else None
         self._threads = max(1, len(os.sched_getaffinity(0)))
         self._ahead: ThreadPoolExecutor | None = None
+
+    def lacks(self, indices: Sequence[int] | Drawn) -> bool:
+        """Whether a worker has to load something for this batch."""
+        if self._complete:
+            return False
+        try:
+            chosen = self._chosen(indices)
+            missing = self._samples.records.missing(chosen)
+            if not missing or isinstance(chosen, Tensor):  # drawn from 0 on
+                return bool(missing)
+            places = self._samples.counted_from_start(chosen)
+            return places is None or bool(self._samples.records.missing(places))
+        except Exception:  # the dataset's, in a worker
+            return True
+
+    def look_again(self) -> None:
+        self._complete = False
+
+    def finish(self, indices: Sequence[int] | Drawn, rest: Rest | Whole) -> Any:
+        """A batch of which a worker has loaded the rest, or ``missing``: it must be made whole by
+        who can load samples, since some are gone or cannot be gathered."""
+        if isinstance(rest, Whole):
+            return self._pin(rest.batch)
+        try:
+            chosen = as_numbers(self._chosen(indices))
+        except Exception:  # of who has loaded them
+            return _C.MISS
+        # The worker may have another dataset or other indices: it was started before they were set.
+        if rest.of != (self._samples.records.instance, chosen) or not self._samples.is_used():
+            return _C.MISS
+        batch = self._samples.collated(rest.places, self._threads, rest.counted, packed=rest.packed)
+        return batch if batch is _C.MISS else self._pin(batch)
 
     def start(self, indices: Sequence[int] | Drawn) -> Callable[[], Any]:
         try:
@@ -140,11 +188,12 @@ class _Gatherer:
             pass  # an index that is no number is the dataset's
         if isinstance(chosen, Tensor):
             chosen = chosen.tolist()
+        if self._has_workers:  # they collate what cannot be gathered
+            places = self._samples.counted_from_start(chosen)
+            return _C.MISS if places is None else self._gather(places)
         samples = self._samples.in_memory(chosen)
-        if samples is None:
-            return _C.MISS
         # Of different shapes, or counted from the end.
-        return self._pin(default_collate(samples))
+        return _C.MISS if samples is None else self._pin(default_collate(samples))
 
     def _pin(self, batch: Any) -> Any:
         return compat.pin_memory(batch) if self._pinned else batch  # type: ignore[no-untyped-call]
@@ -173,15 +222,16 @@ def _knows_order(batches: Any) -> bool:
     return type(sampler) in (*known, DistributedSampler, list, tuple, range)
 
 
-def _cached_source(dataset: Any) -> tuple[CachedDataset, ToIndices] | None:
-    """The CachedDataset under ``dataset`` and its subsets, and how their indices become its own."""
+def _cached_source(dataset: Any, frozen: bool = False) -> tuple[CachedDataset, ToIndices] | None:
+    """The CachedDataset under ``dataset`` and its subsets, and how their indices become its own;
+    ``frozen``: as these are now."""
     if isinstance(dataset, CachedDataset):
         return dataset, list
     if type(dataset) is Subset:
-        under = _cached_source(dataset.dataset)
+        under = _cached_source(dataset.dataset, frozen)
         if under is not None:
             cached, to_indices = under
-            chosen = dataset.indices
+            chosen = copied(dataset.indices) if frozen else dataset.indices
             return cached, lambda indices: to_indices([chosen[i] for i in indices])
     return None
 
@@ -196,9 +246,14 @@ class _Batches(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitems__(self, indices: Sequence[Any]) -> Any:
+    def __getitems__(self, indices: Sequence[Any] | compat.RestOf) -> Any:
         source = _cached_source(self._dataset)
+        is_rest = isinstance(indices, compat.RestOf)
+        asked = indices.indices if isinstance(indices, compat.RestOf) else indices
         if source is None:
-            return default_collate(self._dataset.__getitems__(indices))
+            batch = default_collate(self._dataset.__getitems__(asked))
+            return Whole(batch) if is_rest else batch
         cached, to_indices = source
-        return cached.batches[to_indices(indices)]
+        if is_rest:
+            return cached._stocache.rest_of_batch(to_indices(asked))
+        return cached.batches[to_indices(asked)]

@@ -71,13 +71,33 @@ def pytest_runtest_makereport(item, call):
 CALL_FAILED = pytest.StashKey[bool]()
 
 
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "parts(n): with --long the test is n tests, each with one part of every count"
+    )
+
+
+def parts_of(node) -> int:
+    """Into how many tests a long test is divided, so that several processes can share it."""
+    marker = node.get_closest_marker("parts")
+    return marker.args[0] if marker and node.config.getoption("--long") else 1
+
+
+def pytest_generate_tests(metafunc):
+    if (parts := parts_of(metafunc.definition)) > 1:
+        metafunc.fixturenames.append("part")
+        metafunc.parametrize("part", range(parts))
+
+
 @pytest.fixture
 def scale(request, record_property):
     """scale(quick, full): the count to use in this run."""
     long = request.config.getoption("--long")
+    parts = parts_of(request.node)
 
     def chosen(quick, full):
         if long and type(full) is int:
+            full //= parts
             record_property("count", full)
         return full if long else quick
 

@@ -543,9 +543,12 @@ def train(case: Case, dataset: Any, kind: type, collate: Any) -> list[Any]:
         except Exception as error:
             note(f"epoch {epoch} fails", type(error).__name__)
             failed = True
-        batches = None
         if failed and case.workers:
-            gc.collect()  # a traceback keeps the iterator; a worker forked later must not end it
+            # After an error torch waits this long for each worker, and ends it then.
+            with unittest.mock.patch("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1):
+                batches = None
+                gc.collect()  # a traceback keeps it; a worker forked later must not end it
+        batches = None
         note(f"epoch {epoch} ends")
     return seen
 

@@ -1061,6 +1061,7 @@ def test_a_planted_pickle_is_not_run_without_permission(cached, unique_name, tmp
 
 
 @pytest.mark.parametrize("policy", ["freeze", "lru"])
+@pytest.mark.parts(4)
 def test_killed_processes_leave_no_torn_sample_and_nothing_stuck(cached, scale, seed, policy):
     # P1, P2, P4
     most, length = 8000 if policy == "freeze" else 1500, 120
@@ -1129,6 +1130,7 @@ def train(dataset, most: int, fatal: int | None, seed: int, shared) -> None:
 
 
 @pytest.mark.parametrize("policy", ["freeze", "lru"])
+@pytest.mark.parts(4)
 def test_killed_dataloader_workers_cost_an_epoch_and_no_sample(cached, scale, seed, log, policy):
     rng = random.Random(seed)
     most = 1500

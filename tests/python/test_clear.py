@@ -85,6 +85,7 @@ def clearing():
 
 @pytest.mark.parametrize("policy", ["freeze", "lru"])
 @pytest.mark.parametrize("how", ["samples", "batches", "batches of workers", "verify"])
+@pytest.mark.parts(4)
 def test_samples_are_whole_while_another_process_clears(
     cached, clearing, in_child, seed, scale, policy, how
 ):

@@ -1335,6 +1335,7 @@ def fuzz(seed: int, count: int, planted: Path) -> tuple[int, int]:
     return good, bad
 
 
+@pytest.mark.parts(3)
 def test_no_bytes_crash_it(in_child, seed, scale, tmp_path):
     planted = tmp_path / "planted"
     good, bad = in_child(fuzz, seed, scale(60_000, 3_000_000), planted, timeout=3600)
@@ -1445,6 +1446,7 @@ def change_between_two_looks(count: int) -> tuple[int, int]:
     return made, tried
 
 
+@pytest.mark.parts(10)
 def test_records_that_change_meanwhile(in_child, seed, scale):
     in_child(fuzz_while_it_changes, seed, scale(50, 5000), timeout=3600)
     made, tried = in_child(change_between_two_looks, scale(500, 20_000), timeout=3600)

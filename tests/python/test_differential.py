@@ -111,6 +111,7 @@ def compare(examples: int, seed: int, folder: Path, **given_) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("loader", ["stock", "ours"])
+@pytest.mark.parts(5)
 def test_a_script_sees_the_same_with_and_without_the_cache(tmp_path, seed, scale, loader, workers):
     cases = scale(40, 3000) if workers == 0 else scale(15, 1000)  # 10,000 with --long
     compare(cases, seed, tmp_path, loader=loader, workers=workers)
@@ -125,12 +126,14 @@ def quick_forkserver():
     multiprocessing.forkserver._forkserver._stop()
 
 
+@pytest.mark.parts(2)
 def test_a_script_sees_the_same_with_workers_of_a_forkserver(
     tmp_path, seed, scale, quick_forkserver
 ):
     compare(scale(6, 300), seed, tmp_path, start="forkserver", workers=1)
 
 
+@pytest.mark.parts(4)
 def test_a_script_sees_the_same_with_spawned_workers(tmp_path, seed, scale):
     # Starting costs seconds each time, so that few must do.
     compare(scale(1, 100), seed, tmp_path, start="spawn", workers=1, persistent=True,

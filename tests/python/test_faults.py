@@ -40,6 +40,7 @@ def write_versions(cache, length, words, seed):
 
 
 @pytest.mark.parametrize("backing", ["shm", "memfd"])
+@pytest.mark.parts(5)
 def test_killed_writers_leave_no_torn_row_and_no_stuck_slot(make_cache, scale, seed, backing):
     length, words = 16, 1 << 12
     kills_wanted = scale(100, 5_000)
@@ -111,6 +112,7 @@ def train(dataset, fatal: int | None, seed: int, shared) -> None:
         shared[2] = 1
 
 
+@pytest.mark.parts(4)
 def test_killed_dataloader_workers_cost_an_epoch_and_no_sample(scale, seed):
     rng = random.Random(seed)
     codes = []
@@ -292,9 +294,10 @@ def test_a_removed_name_can_be_taken_by_a_new_cache(make_cache, unique_name):
 # P23: bad input becomes exceptions
 
 
+@pytest.mark.parts(4)
 def test_a_fuzzed_api_raises_exceptions_and_nothing_else(run_script, scale, seed):
     script = (Path(__file__).parent / "fuzz.py").read_text()
-    done = run_script(script, seed, scale(4000, 400_000), timeout=scale(300, 7200), check=False)
+    done = run_script(script, seed, scale(4000, 400_000), timeout=7200, check=False)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     calls, raised = map(int, done.stdout.split()[-2:])
     assert calls > raised > 0, "some calls must succeed and some must fail"

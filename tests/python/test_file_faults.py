@@ -474,7 +474,8 @@ def test_the_limit_is_never_exceeded(tmp_path, near, scale, seed, policy):
     # Workers that make room at the same moment may each remove a file, where one would do.
     assert stats.files == 14 or (policy == "lru" and 14 - len(pids) <= stats.files < 14)
     assert copies > 0 and (stats.evicted > 0) == (policy == "lru")
-    assert stats.from_source == 0 or policy == "freeze"
+    # Only who waits for a copy whose copier stands still is given the source in the end.
+    assert stats.from_source <= stats.waits or policy == "freeze"
     dataset.cache.close()
 
 

@@ -17,8 +17,9 @@ import pytest
 import stocache
 import torch
 import torch.multiprocessing
+from kinds import MIXED, SAMPLES, WORDS, outcome
 from samples import complaint, whole
-from sources import FORK, INDEX, Counted, Fixed, Point, Together, doubled, same, verified
+from sources import FORK, INDEX, Counted, Fixed, Together, doubled, same, verified
 from stocache import _C
 from torch.utils.data import (
     BatchSampler,
@@ -31,9 +32,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
     default_collate,
 )
-
-# Large enough to be sent as a ticket (16 KiB) and to be gathered into kept memory (64 KiB).
-WORDS = 4096
 
 
 @pytest.fixture
@@ -73,63 +71,6 @@ def check(batch, expected=None):
 
 
 # The same as default_collate
-
-
-def of_dtype(dtype):
-    return [torch.arange(4).to(dtype) + idx for idx in range(6)]
-
-
-DTYPES = (torch.uint8, torch.int16, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
-SAMPLES = {
-    "tensors": [torch.full((3, 2), float(idx)) for idx in range(6)],
-    "large tensors": [whole(idx, WORDS) for idx in range(6)],
-    "scalar tensors": [torch.tensor(idx) for idx in range(6)],
-    "bool tensors": [torch.tensor([idx % 2 == 0, True]) for idx in range(6)],
-    **{f"{dtype}": of_dtype(dtype) for dtype in DTYPES},
-    "empty tensors": [torch.empty(0, 3)] * 6,
-    "ints": list(range(6)),
-    "large ints": [2**62 + idx for idx in range(6)],
-    "floats": [idx / 3 for idx in range(6)],
-    "bools": [idx % 2 == 0 for idx in range(6)],
-    "strings": [f"sample {'x' * idx} ü" for idx in range(6)],
-    "bytes": [b"x" * idx for idx in range(6)],
-    "image and label": [(torch.full((3, 8, 8), idx, dtype=torch.uint8), idx) for idx in range(6)],
-    "lists": [[idx, idx + 0.5] for idx in range(6)],
-    "dicts": [{"a": torch.ones(2) * idx, "b": {"c": idx, "d": "x"}} for idx in range(6)],
-    "named tuples": [Point(torch.ones(2) * idx, idx) for idx in range(6)],
-    "numpy": [np.full((2, 3), idx, dtype=np.float32) for idx in range(6)],
-    "numpy scalars": [np.float64(idx) for idx in range(6)],
-    "numpy ints": [np.int32(idx) for idx in range(6)],
-    "numpy zero-d": [np.array(idx) for idx in range(6)],
-    "deep": [[{"a": ([torch.ones(1) * idx], (idx, "x"))}] for idx in range(6)],
-    "empty dicts": [{}] * 6,
-}
-# default_collate refuses or does something of its own
-MIXED = {
-    "mixed shapes": [torch.ones(idx + 1) for idx in range(6)],
-    "mixed dtypes": [torch.ones(2), torch.ones(2).long()] * 3,
-    "mixed kinds": [1, "x", 2.5, None, torch.ones(1), (1, 2)],
-    "ints and floats": [1, 2.5, 3, 4, 5.5, 6],
-    "floats and ints": [1.5, 2, 3, 4, 5.5, 6],
-    "ints too large": [2**70] * 6,
-    "None": [None] * 6,
-    "None inside": [(torch.ones(2), None)] * 6,
-    "mixed keys": [{"a": 1}, {"b": 1}] * 3,
-    "other order of keys": [{"a": 1, "b": 2}, {"b": 3, "a": 4}] * 3,
-    "mixed lengths": [[1], [1, 2]] * 3,
-    "text arrays": [np.array(["a", "b"])] * 6,
-    "empty tuples": [()] * 6,
-}
-
-
-def outcome(make):
-    """What comes of it: batches, or the type of the exception."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return make()
-        except Exception as error:
-            return type(error)
 
 
 @pytest.mark.parametrize("kind", [*SAMPLES, *MIXED])
@@ -500,6 +441,7 @@ def broken_epoch(dataset, sign, words) -> None:
             os.kill(iterator._workers[0].pid, sign)
 
 
+@pytest.mark.parts(4)
 def test_the_death_of_a_worker_is_torchs_own_error_and_no_hang(filled, tmp_path, scale):
     dataset, source = filled(400, 2048)
     for turn in range(scale(4, 200)):
@@ -542,6 +484,7 @@ def gather_at_random(dataset, seed, count, wrongs, gathered):
             wrongs.value += not good
 
 
+@pytest.mark.parts(4)
 def test_batches_gathered_while_others_evict_and_die_are_whole(cached, seed, scale):
     # P1: the copy of a batch is guarded as that of a sample is
     samples = [(idx, whole(idx, 512)) for idx in range(150)]
@@ -717,21 +660,21 @@ def test_a_held_batch_survives_forks_on_both_sides(filled):
     del loader
 
 
-def mappings(pid="self"):
+def batch_mappings(pid="self"):
     """How many batch buffers a process maps."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return sum("stocache-batch" in line for line in lines)
+    return Path(f"/proc/{pid}/maps").read_text().count("stocache-batch")
 
 
 @pytest.mark.parametrize("end", ["exhausted", "left early", "an error", "persistent"])
 def test_when_the_workers_end_only_batches_that_are_held_keep_memory(cached, log, end):
-    # the cache is never complete, so that workers make the batches
-    dataset = cached(Counted(log, 66, words=WORDS))
+    # the cache is never complete, and may forget, so that workers make the batches
+    dataset = cached(Counted(log, 66, words=WORDS), policy="lru")
     dataset.warm(indices=range(64), progress=False)
     loader = stocache.DataLoader(
         Subset(dataset, range(64)), 4, num_workers=2, persistent_workers=end == "persistent"
     )
-    assert mappings() == 0
+    _C.batch_sweep()
+    before = batch_mappings()  # of batches that other tests made in this process
     held = []
     batches = iter(loader)
     with contextlib.suppress(ZeroDivisionError):
@@ -740,7 +683,7 @@ def test_when_the_workers_end_only_batches_that_are_held_keep_memory(cached, log
             if n in (3, 4):
                 held.append(batch)
             if n == 12 and end != "exhausted":
-                assert mappings() > 2, "buffers are kept for the next batches"
+                assert batch_mappings() > before + 2, "buffers are kept for the next batches"
                 if end == "left early":
                     break
                 if end == "an error":
@@ -748,12 +691,12 @@ def test_when_the_workers_end_only_batches_that_are_held_keep_memory(cached, log
     del batches, loader
     # a batch that goes would take others with it, so this one stays until all was counted
     held.append(batch)
-    assert mappings() == 3
+    assert batch_mappings() == before + 3
     for batch in held:
         check(batch)
     held.clear()
     del batch
-    assert mappings() == 0
+    assert batch_mappings() == before
 
 
 def test_released_batches_do_not_pile_up(filled):
@@ -764,7 +707,7 @@ def test_released_batches_do_not_pile_up(filled):
     for _ in range(4):
         for batch in loader:
             check(batch)
-        counts.append((mappings(), mappings(loader._iterator._workers[0].pid)))
+        counts.append((batch_mappings(), batch_mappings(loader._iterator._workers[0].pid)))
     assert 0 < max(counts[-1]) <= 12, counts
     assert counts[-1] <= tuple(count + 2 for count in counts[0])
     del loader, batch

@@ -49,7 +49,7 @@ class OldLoader(stocache.DataLoader):
     and loads what is missing itself."""
 
     def __iter__(self):
-        gatherer = self.gatherer()
+        gatherer = self._stocache_gatherer(self._stocache_source())
         if gatherer is None:
             yield from super().__iter__()
             return
@@ -299,7 +299,8 @@ def set_in_mid_epoch(kind, dataset, **options):
 def test_a_transform_that_is_set_in_mid_epoch_counts_where_it_does_with_torch(cached, make):
     dataset = cached(Wide(make), "64MiB")
     dataset.warm(progress=False)
-    assert stocache.DataLoader(dataset, 2).gatherer() is not None
+    loader = stocache.DataLoader(dataset, 2)
+    assert loader._stocache_gatherer(loader._stocache_source()) is not None
     for workers in (0, 1):
         expected = set_in_mid_epoch(DataLoader, dataset, num_workers=workers)
         assert set_in_mid_epoch(stocache.DataLoader, dataset, num_workers=workers) == expected

@@ -10,7 +10,7 @@ import warnings
 import pytest
 import stocache
 import torch
-from sources import Fixed
+from sources import INDEX, Fixed
 from stocache._compare import same
 from stocache._dataset import together
 from stocache._dataset.samples import Samples
@@ -107,6 +107,43 @@ def test_batches_of_such_samples_are_those_of_torch(cached, kind, loader, worker
     if kind is not PaddedOnly:
         assert repr([dataset[idx] for idx in range(N)]) == repr([kind()[idx] for idx in range(N)])
         assert dataset.verify(N) == N
+
+
+class OnlyTogether(Rows):
+    """Has no other way, and gives the samples of the indices."""
+
+    def __getitem__(self, idx):
+        raise NotImplementedError
+
+    def __getitems__(self, indices):
+        return [torch.full((3,), float(idx)) for idx in indices]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("loader", [DataLoader, stocache.DataLoader])
+@pytest.mark.parametrize("memory", ["8MiB", INDEX + 400])
+def test_samples_that_only_come_together_come_so_also_if_one_is_missing(
+    cached, memory, loader, workers
+):
+    dataset = cached(OnlyTogether(), memory, fingerprint="x")
+    for _ in range(2):  # the last batch is of one
+        rows = torch.cat(list(loader(dataset, 23, num_workers=workers)))
+        assert rows[:, 0].tolist() == list(range(N))
+    assert [int(row[0]) for row in dataset.__getitems__([3, 3, 5, 3])] == [3, 3, 5, 3]
+
+
+@pytest.mark.filterwarnings("ignore:__getitems__ of the wrapped")
+def test_that_batches_are_whole_may_be_found_by_another_process_at_any_time(cached, monkeypatch):
+    dataset = cached(PaddedOnly())
+    load = Samples._load_many
+
+    def load_many(self, *arguments):
+        self._together._until_others.count()  # as another process does it
+        return load(self, *arguments)
+
+    monkeypatch.setattr(Samples, "_load_many", load_many)
+    batch = dataset.__getitems__([1, 2, 3])
+    assert repr(batch) == repr(PaddedOnly().__getitems__([1, 2, 3]))
 
 
 @pytest.mark.filterwarnings("ignore:__getitems__ of the wrapped")

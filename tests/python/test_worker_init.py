@@ -28,7 +28,7 @@ def test_control_without_the_function_a_complete_cache_is_gathered_here(cached):
     dataset = cached([torch.full((3,), float(i)) for i in range(8)], "16MiB")
     loader = stocache.DataLoader(dataset, 4, num_workers=1)
     list(loader)
-    assert loader.gatherer() is not None
+    assert loader._stocache_gatherer(loader._stocache_source()) is not None
 
 
 def only_the_last(_worker):

@@ -38,6 +38,17 @@ _PATIENCE_SECONDS = 0.5
 class Records(_C.Records):
     """The native store, which joins the same memory in another process."""
 
+    @property
+    def policy(self) -> str:
+        policy: str = self.arguments()[2]
+        return policy
+
+    @property
+    def instance(self) -> str:
+        """The random number of this piece of memory."""
+        instance: str = self.arguments()[8]
+        return instance
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rejoin, (self.arguments(),))
 
@@ -102,9 +113,13 @@ class Samples:
             telling.of_unreadable(self.records, place, error)
         return _C.MISS
 
-    def load(self, index: int, to_edit: bool = False, asked_for: bool = True) -> Any:
+    def load(
+        self, index: int, to_edit: bool = False, asked_for: bool = True,
+        function: together.Function | None = None,
+    ) -> Any:  # fmt: skip
         """A sample that is not cached: loaded once per node, by whoever is first. If that is
-        another process it is a hit, otherwise a miss if the sample was ``asked_for``."""
+        another process it is a hit, otherwise a miss if the sample was ``asked_for``. With the
+        dataset's ``function`` for many, if given: it may have no other way."""
         with self.records.loading() as loading:
             claim = loading.begin(index)
             if claim is _C.Claim.LOADING_ELSEWHERE:
@@ -114,14 +129,18 @@ class Samples:
                 sample = self._read(index)
                 if sample is not _C.MISS:
                     return sample
-            sample = self._load(index, asked_for)
+            sample = self._load(index, asked_for, function)
             if claim is _C.Claim.LOAD_AND_STORE:
                 self._store(loading, index, sample)
         if asked_for:
             return self._copied(index, sample) if to_edit else sample
         return None
 
-    def _load(self, index: Any, asked_for: bool = True) -> Any:
+    def _load(
+        self, index: Any, asked_for: bool = True, function: together.Function | None = None
+    ) -> Any:
+        if function is not None:
+            return self._load_together(function, [index])[index]
         self.records.note(0, int(asked_for))
         began = time.perf_counter()
         sample = self.source[index]
@@ -151,19 +170,45 @@ class Samples:
             places, loaded = self._with_missing(indices, to_edit=False, whole=True)
         except _Given as given:
             return default_collate(given.batch)
-        batch = self.collated(places, counted=len(loaded))
+        return self._batch(places, loaded)
+
+    def _batch(self, places: list[int], loaded: dict[int, Any]) -> Any:
+        batch = self.collated(places, counted=len(loaded), samples=loaded)
         if batch is _C.MISS:
             batch = default_collate(self._filled_up(places, loaded, to_edit=False))
         return batch
 
-    def collated(self, places: Sequence[Any] | Tensor, threads: int = 1, counted: int = 0) -> Any:
-        """The batch as default_collate makes it, gathered natively. ``_C.MISS`` if a sample is not
-        in memory, or if these samples must be collated in Python. ``counted`` of them were counted
-        as they came; the others are hits."""
+    def rest_of_batch(self, indices: Sequence[Any]) -> Rest | Whole:
+        """What another process, which gathers a batch, does not find in memory."""
+        is_worker()  # what it sends goes by ticket
         try:
-            return self.records.collate(places, threads, is_worker(), counted)
+            places, loaded = self._with_missing(indices, to_edit=False, whole=True)
+        except _Given as given:
+            return Whole(default_collate(given.batch))
+        rows = list(loaded)
+        left = self.records.missing([places[row] for row in rows])
+        packed = self.records.pack({rows[k]: loaded[rows[k]] for k in left}) if left else None
+        if packed is _C.MISS:
+            return Whole(self._batch(places, loaded))
+        return Rest(packed, len(loaded), places, (self.records.instance, as_numbers(indices)))
+
+    def collated(
+        self, places: Sequence[Any] | Tensor, threads: int = 1, counted: int = 0,
+        samples: dict[int, Any] | None = None, packed: Any = None,
+    ) -> Any:  # fmt: skip
+        """The batch as default_collate makes it, gathered natively: from memory, and what is not
+        there from these ``samples`` or ``packed`` records. ``_C.MISS`` if one is in neither, or if
+        these samples must be collated in Python. ``counted`` of them were counted as they came; the
+        others are hits."""
+        try:
+            return self.records.collate(places, threads, is_worker(), counted, samples, packed)
         except ValueError:  # they cannot be read, of which is told sample by sample
             return _C.MISS
+
+    def counted_from_start(self, indices: Sequence[Any] | Tensor) -> list[int] | None:
+        """The same indices, where some are counted from the end; else None."""
+        places = self._places(indices, may_load=False)
+        return None if places is None or places == as_numbers(indices) else places
 
     def in_memory(self, indices: Sequence[Any]) -> list[Any] | None:
         """These samples, if all are cached and can be read. None is loaded."""
@@ -191,6 +236,8 @@ class Samples:
         missing = self.records.missing(places)
         try:
             loaded = self._load_many([places[k] for k in missing], to_edit, whole)
+        except _FoundMeanwhile:
+            raise _Given(self._whole_batch(indices)) from None
         except WholeBatch as found:
             telling.of_whole_batches(self.records, self.source, found.why)
             all_of_it = found.indices == places
@@ -205,12 +252,16 @@ class Samples:
 
     def _load_many(self, indices: list[int], to_edit: bool, whole: bool) -> list[Any]:
         function = together.function_of(self.source)
-        if function is None or not indices or self._together.is_not_for(len(indices)):
+        gives_whole_batches = self._together.gives_whole_batches()
+        if whole and gives_whole_batches:
+            raise _FoundMeanwhile
+        if function is None or not indices or gives_whole_batches:
             return [self.load(index, to_edit) for index in indices]
         loaded: dict[int, Any] = {}
         with self.records.loading() as loading:
-            begun = ((index, loading.begin(index)) for index in dict.fromkeys(indices))
-            ours = [index for index, claim in begun if claim is _C.Claim.LOAD_AND_STORE]
+            begun = {index: loading.begin(index) for index in dict.fromkeys(indices)}
+            elsewhere = (_C.Claim.LOADING_ELSEWHERE, _C.Claim.PRESENT)
+            ours = [index for index, claim in begun.items() if claim not in elsewhere]
             try:
                 if ours:
                     loaded = self._load_together(function, ours)
@@ -218,18 +269,31 @@ class Samples:
                 if whole:
                     raise
             for index, sample in loaded.items():
-                self._store(loading, index, sample)
+                if begun[index] is _C.Claim.LOAD_AND_STORE:
+                    self._store(loading, index, sample)
             if loaded:  # another process may have found them in doubt, and emptied the store before
                 self._clear_if_in_doubt()
 
         def hand_out(index: int) -> Any:
             # Each is handed out once: an index that comes twice gets two samples.
             if index not in loaded:
-                return self.load(index, to_edit)
+                return self._load_alone(function, index, to_edit, whole)
             sample = loaded.pop(index)
             return self._copied(index, sample) if to_edit else sample
 
         return [hand_out(index) for index in indices]
+
+    def _load_alone(
+        self, function: together.Function, index: int, to_edit: bool, whole: bool
+    ) -> Any:
+        """One of many: another process was about to load it, or it comes twice."""
+        try:
+            given_whole = self._together.gives_whole_batches()
+            return self.load(index, to_edit, function=None if given_whole else function)
+        except WholeBatch:
+            if whole:
+                raise
+            return self.load(index, to_edit)
 
     def _load_together(self, function: together.Function, indices: list[int]) -> dict[int, Any]:
         given = self._ask(function, list(indices))  # it may sort them in their place
@@ -303,7 +367,7 @@ class Samples:
                 self._counts_from_end = same(sample, again) is True
         return self._counts_from_end is True
 
-    def _places(self, indices: Sequence[Any], may_load: bool = True) -> list[int] | None:
+    def _places(self, indices: Sequence[Any] | Tensor, may_load: bool = True) -> list[int] | None:
         """Likewise for many; None if that is so for any of them."""
         try:
             places = [operator.index(index) for index in indices]
@@ -359,10 +423,16 @@ class Samples:
         return self.is_used()
 
     def is_settled(self) -> bool:
-        """Whether every sample comes from memory, and none has to be compared any more."""
+        """Whether samples come from memory as far as they are there, and none has to be compared
+        any more."""
         left = 0 if self._uncompared is None else self._uncompared.left
-        if left or not self.is_used() or self._together.gives_whole_batches():
-            return False
+        return not left and self.is_used() and not self._together.gives_whole_batches()
+
+    def recycles(self) -> bool:
+        """Whether samples may leave memory again, for others."""
+        return self.records.policy == "lru"
+
+    def is_complete(self) -> bool:
         return bool(self.records.stats()["filled"] == self.length)
 
     def with_source(self, source: Any) -> Samples:
@@ -428,9 +498,42 @@ class Samples:
         telling.of_key(self.records, key, self.length)
 
 
+class _FoundMeanwhile(Exception):
+    """Another process has found that the dataset gives whole batches."""
+
+
 class _Given(Exception):
     """A batch that the dataset gave, of which the cache has no part."""
 
     def __init__(self, batch: Any) -> None:
         super().__init__()
+        self.batch = batch
+
+
+def as_numbers(indices: Sequence[Any] | Tensor) -> list[int]:
+    if isinstance(indices, Tensor):
+        return indices.tolist()
+    return [operator.index(index) for index in indices]
+
+
+class Rest:
+    """What a worker adds to a batch that the trainer gathers: records that are not in memory."""
+
+    __slots__ = ("counted", "of", "packed", "places")
+
+    def __init__(
+        self, packed: Any, counted: int, places: list[int], of: tuple[str, list[int]]
+    ) -> None:
+        self.packed = packed
+        self.counted = counted  # misses, or hits that were waited for
+        self.places = places
+        self.of = of  # of which store, and of which indices
+
+
+class Whole:
+    """All of a batch, of which the trainer gathers nothing."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self, batch: Any) -> None:
         self.batch = batch

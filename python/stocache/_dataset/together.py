@@ -64,10 +64,6 @@ class Together:
         """Whether its samples were found to be others than those of single indices."""
         return self._until_others is not None and self._until_others.left == 0
 
-    def is_not_for(self, count: int) -> bool:
-        """Whether this many samples are better loaded one by one."""
-        return self.gives_whole_batches() or (self._gives_samples is True and count == 1)
-
     def samples(
         self, source: Any, function: Function, indices: list[int], given: Any
     ) -> Sequence[Any]:
@@ -96,7 +92,7 @@ class Together:
     def _is_next(self, source: Any, indices: list[int]) -> bool:
         """Whether these are to be compared with single samples: the first in another order than
         the ascending one, and some others, whose number is a power of two. A single index only
-        before all others: further ones are loaded one by one."""
+        before all others."""
         if not _is_compared(source):
             return False
         if len(indices) == 1:

@@ -16,10 +16,11 @@ import copy
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import (
@@ -29,9 +30,9 @@ from torch.utils.data.dataloader import (
 )
 
 from stocache import _C
-from stocache._torch.order import drawn, listed
+from stocache._torch.order import Drawn, drawn, listed
 
-__all__ = ["Gatherer", "Loader", "as_plain_tensors", "pin_memory"]
+__all__ = ["Gatherer", "Loader", "RestOf", "as_plain_tensors", "copied", "pin_memory"]
 
 as_plain_tensors = torch._C.DisableTorchFunctionSubclass
 """A context in which a subclass's own idea of what a function does is not asked."""
@@ -39,6 +40,9 @@ as_plain_tensors = torch._C.DisableTorchFunctionSubclass
 # So many batches are gathered ahead. With one, nobody would gather while the training loop takes it
 # and asks for the next.
 _AHEAD = 2
+# So many batches of an epoch that cannot be gathered are asked for one by one. Then workers make
+# the rest of it.
+_FEW = 3
 
 
 class Gatherer(Protocol):
@@ -52,16 +56,56 @@ class Gatherer(Protocol):
     def start(self, indices: Any) -> Callable[[], Any]:
         """Begins with a batch; the function waits for it."""
 
+    def lacks(self, indices: Any) -> bool:
+        """Whether a worker has to be asked for a part of this batch."""
+
+    def look_again(self) -> None:
+        """Something that was in memory as the epoch began is gone."""
+
+    def finish(self, indices: Any, rest: Any) -> Any:
+        """The batch, with what a worker gave; or ``missing``, and a worker must make all of it."""
+
+
+class RestOf:
+    """Asks a worker for what is not in memory of a batch, in the place of its indices."""
+
+    __slots__ = ("indices",)
+
+    def __init__(self, indices: Any) -> None:
+        self.indices = indices
+
+
+_NOT_YET = object()
+_REST, _WHOLE = "rest", "whole"
+
+
+class _Task:
+    """A batch to come."""
+
+    __slots__ = ("answer", "asked", "indices", "wait")
+
+    def __init__(self, indices: Any) -> None:
+        self.indices = indices
+        self.wait: Callable[[], Any] | None = None  # while it is gathered
+        self.asked: str | None = None  # of a worker: the rest of it, or the whole
+        self.answer: Any = _NOT_YET  # what it gave, or an ExceptionWrapper
+
 
 class Loader(DataLoader[Any]):
     """torch's DataLoader, with these iterators."""
 
-    def gatherer(self) -> Gatherer | None:
-        """Makes the batches of an epoch that begins now, if that can be done here."""
+    def _stocache_source(self) -> Any:
+        """What batches can be gathered from, as it is now; None if they cannot be."""
         raise NotImplementedError
 
-    def view(self) -> Any:
-        """What to fetch from in the place of the dataset: it gives whole batches. Or None."""
+    def _stocache_gatherer(self, source: Any) -> Gatherer | None:
+        """Makes the batches of an epoch that begins now, from what ``source`` gave, if that can be
+        done here."""
+        raise NotImplementedError
+
+    def _stocache_view(self) -> Any:
+        """What to fetch from in the place of the dataset, if there is a source: it gives whole
+        batches."""
         raise NotImplementedError
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
@@ -71,14 +115,13 @@ class Loader(DataLoader[Any]):
         return WorkersIterator(self)
 
 
-def _over_view(loader: Loader) -> Any:
-    """A loader as this one is, for an iterator, which fetches from the view if there is one."""
+def _over_view(loader: Loader, source: Any) -> Any:
+    """A loader as this one is, for an iterator. It fetches from the view if there is a source."""
     other: Any = copy.copy(loader)
     # Iterators have it, so it must not have them: nothing would end in time.
     other._iterator = None
-    view = loader.view()
-    if view is not None:
-        other.__dict__["dataset"] = view  # torch refuses to set it
+    if source is not None:
+        other.__dict__["dataset"] = loader._stocache_view()  # torch refuses to set it
         other.collate_fn = _as_it_is
         other.worker_init_fn = _Introduction(loader.dataset, loader.worker_init_fn)
     return other
@@ -102,8 +145,21 @@ class _Introduction:
 
 
 def _kept(indices: Any) -> Any:
-    """The indices of a batch, which may be asked for twice: an iterator gives them once."""
-    return list(indices) if hasattr(indices, "__next__") else indices
+    """The indices of a batch, which are asked for more than once: an iterator gives them once, and
+    a list or an array may be filled anew for the next batch."""
+    if isinstance(indices, (Drawn, tuple)):
+        return indices
+    return list(indices) if hasattr(indices, "__next__") else copied(indices)
+
+
+def copied(indices: Any) -> Any:
+    """The same, of the same type where that can be."""
+    if isinstance(indices, torch.Tensor):
+        return indices.clone()
+    try:
+        return copy.copy(indices)
+    except Exception:  # the keys of a dict, say
+        return list(indices)
 
 
 def _order_of(iterator: Any) -> Iterator[Any]:
@@ -133,8 +189,9 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
     """Without workers."""
 
     def __init__(self, loader: Any) -> None:
-        super().__init__(_over_view(loader))
-        self._gatherer = loader.gatherer()
+        source = loader._stocache_source()
+        super().__init__(_over_view(loader, source))
+        self._gatherer = loader._stocache_gatherer(source)
         if self._gatherer is not None:
             self._sampler_iter = _order_of(self)
         self._begun: deque[tuple[Any, Callable[[], Any]]] = deque()
@@ -162,15 +219,25 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
 
 
 class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
-    """With workers, which are started when they are needed: in an epoch that is gathered in this
-    process there is nothing for them to do."""
+    """With workers, which are started when they are needed: for a batch that is in memory there is
+    nothing for them to do.
+
+    While batches are gathered in this process, a worker gets what is missing of a batch as torch
+    would give it the whole one, and torch's own machine brings the answers, in the order in which
+    they were asked for.
+    """
 
     _shutdown = True  # until workers were started
 
     def __init__(self, loader: Any) -> None:
-        self._given: deque[list[Any]] = deque()  # indices, and what waits for their batch
-        self._gatherer = loader.gatherer()
-        self._loader = _over_view(loader)
+        self._given: deque[_Task] = deque()  # in the order of the sampler
+        self._asked: dict[int, _Task] = {}  # by the number of torch's task
+        self._message: Any = None  # to the next worker
+        self._made_by_workers = 0  # batches that could not be gathered
+        # Workers have what is there when they are started, and see nothing that is set later.
+        self._source = loader._stocache_source()
+        self._gatherer = loader._stocache_gatherer(self._source)
+        self._loader = _over_view(loader, self._source)
         if self._gatherer is None:
             super().__init__(self._loader)
             return
@@ -178,66 +245,177 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         _BaseDataLoaderIter.__init__(self, self._loader)
         self._reset(loader, first_iter=True)
 
+    @property
+    def _base_seed(self) -> int:
+        """The seed of the workers: drawn once, when torch draws it, whenever they are started."""
+        return self._workers_seed
+
+    @_base_seed.setter
+    def _base_seed(self, seed: int) -> None:
+        self._workers_seed = getattr(self, "_workers_seed", seed)
+
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:
-            self._gatherer = loader.gatherer()
+            self._gatherer = loader._stocache_gatherer(self._source)
         if self._gatherer is None and not self._shutdown:
             super()._reset(loader, first_iter)
             return
-        _BaseDataLoaderIter._reset(self, loader, first_iter)
         self._given.clear()
+        self._asked.clear()
+        self._message = None
+        self._made_by_workers = 0
+        if not self._shutdown and self._task_info:  # of an epoch that was left early
+            super()._reset(loader, first_iter)
+        else:
+            _BaseDataLoaderIter._reset(self, loader, first_iter)
         if self._gatherer is not None:
             self._sampler_iter = _order_of(self)
         for _ in range(self._prefetch_factor * self._num_workers):
-            self._ask()
+            self._take()
         if self._gatherer is None:
             self._hand_to_workers()
+
+    # From here on: in an epoch that is gathered in this process, as far as it can be
 
     def _next_data(self) -> Any:
         if self._gatherer is None:
             return super()._next_data()
         if not self._given:
+            if not self._persistent_workers:
+                self._shutdown_workers()
             raise StopIteration
         for task in itertools.islice(self._given, _AHEAD + 1):
-            if len(task) == 1:
-                task.append(self._gatherer.start(task[0]))
+            if task.asked is None and task.wait is None:
+                task.wait = self._gatherer.start(task.indices)
+        task = self._given[0]
         try:
-            batch = self._given[0][1]()
+            batch = self._made(self._gatherer, task)
         except Exception:
-            self._given.popleft()
-            self._ask()
+            if task.asked is None or task.answer is not _NOT_YET:  # it is about this batch
+                self._next_task()
             raise
         if batch is self._gatherer.missing:
             self._hand_to_workers()
             return super()._next_data()
-        self._given.popleft()
-        self._ask()
+        self._next_task()
         return batch
 
-    def _ask(self) -> None:
+    def _made(self, gatherer: Gatherer, task: _Task) -> Any:
+        """The batch; ``missing`` if it is for workers that give batches as they come. After an
+        error of torch's machine (a timeout, Ctrl-C) it goes on where it was."""
+        if task.wait is not None:
+            batch = task.wait()
+            if batch is not gatherer.missing:
+                return batch
+            if not self._loader.in_order:
+                return gatherer.missing
+            # What was in memory a moment ago is not any more.
+            task.wait = None
+            gatherer.look_again()
+            self._ask_worker(task, _REST)
+            for other in itertools.islice(self._given, 1, None):
+                self._ask_if_missing(other)
+        if task.asked == _REST:
+            batch = gatherer.finish(task.indices, self._answer(task))
+            if batch is not gatherer.missing:
+                return batch
+            self._made_by_workers += 1
+            self._ask_worker(task, _WHOLE)
+        return self._answer(task)
+
+    def _take(self) -> None:
+        """The next batch of the sampler. What is missing of it is asked for at once."""
         try:
-            self._given.append([_kept(self._next_index())])
+            task = _Task(_kept(next(self._sampler_iter)))
         except StopIteration:
             return
+        self._given.append(task)
+        self._ask_if_missing(task)
+
+    def _ask_if_missing(self, task: _Task) -> None:
+        if self._gatherer is None or task.asked:
+            return
+        if self._made_by_workers >= _FEW:
+            task.wait = None
+            self._ask_worker(task, _WHOLE)
+        elif self._gatherer.lacks(task.indices):
+            task.wait = None
+            self._ask_worker(task, _REST)
+
+    def _next_task(self) -> None:
+        self._given.popleft()
+        self._take()
+
+    def _ask_worker(self, task: _Task, what: str) -> None:
+        if self._shutdown:
+            self._start_workers(())
+        indices = listed(task.indices)
+        self._message = RestOf(indices) if what == _REST else indices
+        task.asked, task.answer = what, _NOT_YET
+        self._asked[self._send_idx] = task
+        self._try_put_index()
+
+    def _answer(self, task: _Task) -> Any:
+        """What a worker gave or raised. Answers come in the order of the questions: those for other
+        batches are kept for them."""
+        while task.answer is _NOT_YET:
+            try:
+                answer = super()._next_data()
+            except StopIteration:
+                task.answer = None  # it will not come
+                raise RuntimeError("a DataLoader worker is gone, and its batch with it") from None
+            self._asked.pop(self._rcvd_idx - 1).answer = answer
+        if isinstance(task.answer, ExceptionWrapper):
+            task.answer.reraise()
+        return task.answer
+
+    def _process_data(self, data: Any, worker: int) -> Any:
+        if self._gatherer is None:
+            return super()._process_data(data, worker)
+        self._workers_num_tasks[worker] -= 1
+        return data  # an error is raised when its batch is wanted
+
+    def _next_index(self) -> Any:
+        """What torch's machine gives to the next worker."""
+        if self._gatherer is None:
+            return super()._next_index()
+        if self._message is None:
+            raise StopIteration
+        message, self._message = self._message, None
+        return message
 
     def _hand_to_workers(self) -> None:
         """The rest of this epoch, as if they had had it from its beginning."""
-        given = [task[0] for task in self._given]
-        rest = _Rest(map(listed, itertools.chain(given, self._sampler_iter)))
-        order = self._index_sampler
+        given = [task.indices for task in self._given]
+        rest = map(listed, itertools.chain(given, self._sampler_iter))
         self._given.clear()
+        self._asked.clear()
         self._gatherer = None
-        if not self._shutdown:
-            self._index_sampler = rest
-            super()._reset(self._loader)
+        if self._shutdown:
+            self._start_workers(rest)
         else:
-            loader = copy.copy(self._loader)
-            # Their seed was drawn as this iterator was made. (They will draw nothing with it: a
-            # transform would have been a reason not to gather here.)
-            loader.generator = torch.Generator().manual_seed(int(self._base_seed))
-            loader.__dict__["batch_sampler"] = rest  # torch refuses to set it
+            order, self._index_sampler = self._index_sampler, _Rest(rest)
+            try:
+                super()._reset(self._loader)
+            finally:
+                self._index_sampler = order
+
+    def _start_workers(self, rest: Iterable[Any]) -> None:
+        """To make the rest of this epoch. Nobody sees that they begin in its middle."""
+        loader = copy.copy(self._loader)
+        loader.generator = torch.Generator()  # their seed has been drawn
+        loader.__dict__["batch_sampler"] = _Rest(iter(rest))  # torch refuses to set it
+        order, indices, yielded = self._index_sampler, self._sampler_iter, self._num_yielded
+        gatherer, self._gatherer = self._gatherer, None
+        try:
             super().__init__(loader)
-        self._index_sampler = order
+        except BaseException:
+            self._shutdown = True  # there are none
+            raise
+        finally:
+            self._gatherer, self._index_sampler, self._num_yielded = gatherer, order, yielded
+            if gatherer is not None:
+                self._sampler_iter = indices
 
     def _shutdown_workers(self) -> None:
         had_workers = not self._shutdown

@@ -53,6 +53,8 @@ pub(crate) enum Fault {
     NameByLog,
     /// Remove files although processes with another table live.
     IgnoreOtherTables,
+    /// Use a folder without waiting for who is removing something from it.
+    JoinAtOnce,
     /// Give a process without a row no copy.
     NoRowNoHit,
     /// Touch pages of a table that were not allocated.
@@ -228,6 +230,14 @@ mod controls {
         is_caught(
             Fault::StatesBeforeLease,
             &["files::table::tests::what_the_dead_locked_last_is_free_for_who_has_their_lease"],
+        );
+    }
+
+    #[test]
+    fn not_waiting_for_who_removes_is_caught() {
+        is_caught(
+            Fault::JoinAtOnce,
+            &["files::tests::ownership::who_comes_while_a_file_is_removed_is_not_given_it"],
         );
     }
 

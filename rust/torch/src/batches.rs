@@ -6,12 +6,12 @@ use crate::guard::{Crossing, calm, guard};
 use crate::records::Records;
 use crate::schema::Schema;
 use std::sync::Arc;
-use stocache::batches::{self, Buffer, Gathered, Row, Ticket};
+use stocache::batches::{self, Buffer, Gathered, Pieces, Row, Ticket};
 
 /// A batch in the making.
 pub struct Batch(batches::Batch);
 
-/// The records of these samples; without rows if one is not there or they are not of one schema.
+/// The records of these samples, as far as they are there; without rows if they are not of one schema.
 pub fn find_batch(records: &Records, indices: &[i64]) -> Box<Batch> {
     let found = calm(None, || batches::Batch::find(records.store(), indices));
     // SAFETY: no rows.
@@ -35,6 +35,18 @@ impl Batch {
 
     pub fn schema(&self) -> u16 {
         self.0.schema()
+    }
+
+    pub fn absent(&self) -> i64 {
+        self.0.absent().map_or(-1, |row| row as i64)
+    }
+
+    /// # Safety
+    /// The pieces must be readable, and stay as they are, for as long as the batch is used.
+    pub unsafe fn give(&mut self, schema: u16, pieces: &[ffi::Part]) -> bool {
+        let rows = pieces.iter().map(|part| Row { data: part.data, len: part.len });
+        // SAFETY: by the caller's promise.
+        calm(false, || unsafe { self.0.give(schema, Pieces(rows.collect())) })
     }
 
     pub fn lay_out(&mut self, schema: &Schema) -> bool {

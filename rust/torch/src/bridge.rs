@@ -519,12 +519,16 @@ pub mod ffi {
         /// A batch in the making; see `stocache::batches::Batch`.
         type Batch;
 
-        /// Without rows if a record is not there or they are not of one schema.
+        /// Without rows if the records that are there are not of one schema.
         fn find_batch(records: &Records, indices: &[i64]) -> Box<Batch>;
         unsafe fn batch_over(records: &[Part]) -> Box<Batch>;
         fn rows(self: &Batch) -> usize;
         /// The number of the schema in its store.
         fn schema(self: &Batch) -> u16;
+        /// The first row that is not there, or -1.
+        fn absent(self: &Batch) -> i64;
+        /// The record of that row; false if it is not of the schema of the others.
+        unsafe fn give(self: &mut Batch, schema: u16, pieces: &[Part]) -> bool;
         /// False if these records are not a batch.
         fn lay_out(self: &mut Batch, schema: &Schema) -> bool;
         fn columns(self: &Batch) -> Vec<Column>;

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!   find      where the records of these samples are, all of one schema
+//!   give      what the store does not have: records of samples that were loaded
 //!   lay out   which columns that makes; the caller then makes the memory for them
 //!   copy      rows into columns, on several threads; then each record is checked, and those that
 //!             moved meanwhile are looked for and copied again
 //! ```
 #![allow(unsafe_code)] // memory of others, and of the caller
 
-use super::columns::{Column, Columns, Row, Text};
+use super::columns::{Column, Columns, Pieces, Row, Text};
 use super::gather::Target;
 use crate::error::{Error, Kind, Result};
 use crate::records::schema::Schema;
@@ -34,6 +35,9 @@ pub struct Batch {
     rows: Vec<Row>,
     schema: u16,
     origin: Origin,
+    /// Rows that are not there yet, the last one first.
+    absent: Vec<usize>,
+    given: Vec<(usize, Pieces)>,
     columns: Option<Columns>,
     texts: Vec<u8>,
 }
@@ -42,26 +46,31 @@ pub struct Batch {
 enum Origin {
     /// The caller, who answers for them.
     Caller,
-    /// A store, which may recycle the memory under them; where each was found.
-    Store { store: Arc<RecordStore>, indices: Vec<usize>, found: Vec<Record> },
+    /// A store, which may recycle the memory under them; where each was found, if it was.
+    Store { store: Arc<RecordStore>, indices: Vec<usize>, found: Vec<Option<Record>> },
 }
 
 impl Batch {
-    /// The records of these samples; `None` if one is not there or they are not of one schema.
+    /// The records of these samples, as far as they are there; `None` if there are none, or they are not of
+    /// one schema.
     pub fn find(store: &Arc<RecordStore>, indices: &[i64]) -> Option<Self> {
         let indices: Vec<usize> =
             indices.iter().map(|&index| store.index(index)).collect::<Option<_>>()?;
-        let mut records = Vec::with_capacity(indices.len());
-        for &index in &indices {
-            records.push(store.find(index)?);
-        }
-        let schema = records.first()?.schema;
-        if schema == INLINE || records.iter().any(|record| record.schema != schema) {
+        let found: Vec<Option<Record>> = indices.iter().map(|&index| store.find(index)).collect();
+        let mut schemas = found.iter().flatten().map(|record| record.schema);
+        let schema = schemas.next();
+        if indices.is_empty()
+            || schema == Some(INLINE)
+            || schemas.any(|other| Some(other) != schema)
+        {
             return None;
         }
-        let rows = records.iter().map(|&record| row_of(store, record)).collect();
-        let origin = Origin::Store { store: Arc::clone(store), indices, found: records };
-        Some(Self { rows, schema, origin, columns: None, texts: Vec::new() })
+        let nowhere = Row { data: std::ptr::null(), len: 0 };
+        let row = |record: &Option<Record>| record.map_or(nowhere, |record| row_of(store, record));
+        let rows = found.iter().map(row).collect();
+        let absent = (0..found.len()).rev().filter(|&row| found[row].is_none()).collect();
+        let origin = Origin::Store { store: Arc::clone(store), indices, found };
+        Some(Self { absent, schema: schema.unwrap_or(INLINE), ..Self::made(rows, origin) })
     }
 
     /// A batch of these records of one schema.
@@ -69,7 +78,34 @@ impl Batch {
     /// # Safety
     /// They must be readable for as long as the batch is used.
     pub unsafe fn over(rows: Vec<Row>) -> Self {
-        Self { rows, schema: INLINE, origin: Origin::Caller, columns: None, texts: Vec::new() }
+        Self::made(rows, Origin::Caller)
+    }
+
+    fn made(rows: Vec<Row>, origin: Origin) -> Self {
+        let (absent, given, texts) = Default::default();
+        Self { rows, schema: INLINE, origin, absent, given, columns: None, texts }
+    }
+
+    /// The first row that is not there.
+    pub fn absent(&self) -> Option<usize> {
+        self.absent.last().copied()
+    }
+
+    /// Puts the record of a sample that was loaded where the first row is not there; false if it is
+    /// not of the schema of the others.
+    ///
+    /// # Safety
+    /// The pieces must be readable, and stay as they are, for as long as the batch is used.
+    pub unsafe fn give(&mut self, schema: u16, pieces: Pieces) -> bool {
+        let alike = self.schema == schema || self.schema == INLINE;
+        if schema == INLINE || !alike {
+            return false;
+        }
+        let Some(row) = self.absent.pop() else { return false };
+        self.schema = schema;
+        self.rows[row] = pieces.row();
+        self.given.push((row, pieces));
+        true
     }
 
     /// The number of the schema in its store.
@@ -84,8 +120,11 @@ impl Batch {
 
     /// Finds out which columns there are; false if these records are not a batch.
     pub fn lay_out(&mut self, schema: Arc<Schema>) -> bool {
-        // SAFETY: in the mapping of a store that we hold, or by the promise of `over`.
-        self.columns = unsafe { Columns::plan(schema, &self.rows) };
+        if !self.absent.is_empty() {
+            return false;
+        }
+        // SAFETY: in the mapping of a store that we hold, or by the promise of `over` or `give`.
+        self.columns = unsafe { Columns::plan(schema, &self.rows, &self.given) };
         self.columns.is_some()
     }
 
@@ -112,7 +151,7 @@ impl Batch {
     /// # Safety
     /// The targets must be valid for writes of their lengths, and nobody else's meanwhile.
     pub unsafe fn copy(&mut self, to: &[(*mut u8, usize)], threads: usize) -> Result<Gathered> {
-        let Some(columns) = &self.columns else { return Ok(Gathered::Unlike) };
+        let Some(columns) = &mut self.columns else { return Ok(Gathered::Unlike) };
         let right = to.len() == columns.columns.len()
             && to.iter().zip(&columns.columns).all(|(&(_, len), column)| {
                 Some(len) == column.row_bytes.checked_mul(self.rows.len())
@@ -141,7 +180,7 @@ impl Batch {
                     return Ok(Gathered::Gone);
                 };
                 // SAFETY: in the mapping of a store that we hold.
-                if !unsafe { columns.fits(row, found) } {
+                if !unsafe { columns.replace(row, found) } {
                     return Ok(Gathered::Gone);
                 }
                 self.rows[row] = found;
@@ -180,8 +219,8 @@ impl Origin {
         match self {
             Self::Caller => Vec::new(),
             Self::Store { store, found, .. } => {
-                let moved = |record: &Record| !store.is_whole(record.region, record.generation);
-                (0..found.len()).filter(|&row| moved(&found[row])).collect()
+                let moved = |record: Record| !store.is_whole(record.region, record.generation);
+                (0..found.len()).filter(|&row| found[row].is_some_and(moved)).collect()
             }
         }
     }
@@ -190,8 +229,9 @@ impl Origin {
         match self {
             Self::Caller => None,
             Self::Store { store, indices, found } => {
-                found[row] = store.find(indices[row]).filter(|record| record.schema == schema)?;
-                Some(row_of(store, found[row]))
+                let again = store.find(indices[row]).filter(|record| record.schema == schema)?;
+                found[row] = Some(again);
+                Some(row_of(store, again))
             }
         }
     }

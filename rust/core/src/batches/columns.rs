@@ -41,6 +41,38 @@ impl Row {
     }
 }
 
+/// A record in pieces, one after the other: a sample that was just loaded, whose large parts still lie
+/// where its loader put them.
+pub struct Pieces(pub Vec<Row>);
+
+impl Pieces {
+    /// The record as far as it has one address: at that of the first piece, and as long as all are.
+    pub(super) fn row(&self) -> Row {
+        let data = self.0.first().map_or(std::ptr::null(), |piece| piece.data);
+        Row { data, len: self.0.iter().map(|piece| piece.len).sum() }
+    }
+
+    /// Whether the first piece holds all but payloads.
+    fn has_head(&self, schema: &Schema) -> bool {
+        self.0.first().map_or(0, |piece| piece.len as u64) >= schema.head()
+    }
+
+    /// Where these bytes of the record lie; `None` unless that is within one piece.
+    fn find(&self, extent: Extent) -> Option<Row> {
+        let mut at = extent.at as usize;
+        for piece in &self.0 {
+            if at < piece.len || (at == piece.len && extent.len == 0) {
+                let len = usize::try_from(extent.len).ok()?;
+                // SAFETY: at most the end of the piece.
+                let data = unsafe { piece.data.add(at) };
+                return (len <= piece.len - at).then_some(Row { data, len });
+            }
+            at -= piece.len;
+        }
+        None
+    }
+}
+
 /// One tensor of the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
@@ -85,6 +117,8 @@ pub struct Columns {
     extents: Vec<Extent>,
     /// From one row to the next; 0 if all are alike.
     stride: usize,
+    /// The payloads of every row, if a record of them is in pieces.
+    payloads: Vec<Row>,
     pub(super) columns: Vec<Column>,
     pub(super) text_leaves: Vec<u32>,
     /// Row by row.
@@ -95,12 +129,19 @@ pub struct Columns {
 impl Columns {
     /// Checks what it can about the records and finds out where their parts lie. `None` if there are
     /// none, if shapes differ, if one is damaged, or if the schema holds what default_collate refuses
-    /// or treats in a way of its own. Lengths of strings may differ.
+    /// or treats in a way of its own. Lengths of strings may differ. Some rows may be in `pieces`.
     ///
     /// # Safety
-    /// The rows must be readable.
-    pub unsafe fn plan(schema: Arc<Schema>, rows: &[Row]) -> Option<Self> {
+    /// The rows must be readable, those in pieces as far as their first piece goes; so must the pieces.
+    pub unsafe fn plan(
+        schema: Arc<Schema>,
+        rows: &[Row],
+        pieces: &[(usize, Pieces)],
+    ) -> Option<Self> {
         if rows.is_empty() || !schema.collatable {
+            return None;
+        }
+        if !pieces.iter().all(|(_, pieces)| pieces.has_head(&schema)) {
             return None;
         }
         let mut made = Self {
@@ -108,6 +149,7 @@ impl Columns {
             words: vec![0; schema.words as usize],
             extents: vec![Extent::default(); schema.leaves.len()],
             stride: 0,
+            payloads: Vec::new(),
             columns: Vec::new(),
             text_leaves: Vec::new(),
             texts: Vec::new(),
@@ -116,6 +158,7 @@ impl Columns {
         };
         // SAFETY: by the caller's promise.
         unsafe { made.lay_out(rows) }.then_some(())?;
+        made.find_payloads(rows, pieces)?;
         made.make_columns();
         made.make_texts()?;
         Some(made)
@@ -133,11 +176,40 @@ impl Columns {
         &self.extents[row * self.stride..][..self.schema.leaves.len()]
     }
 
-    /// Whether another record in the place of that row leaves the layout as it is.
+    /// Where that payload of that row lies.
+    ///
+    /// # Safety
+    /// The rows must be those of the plan, or fit it.
+    #[inline(always)]
+    pub(super) unsafe fn payload(&self, rows: &[Row], row: usize, leaf: u32) -> *const u8 {
+        if self.payloads.is_empty() {
+            // SAFETY: the plan found these bytes inside the record.
+            return unsafe { rows[row].data.add(self.extents(row)[leaf as usize].at as usize) };
+        }
+        self.payloads[row * self.schema.leaves.len() + leaf as usize].data
+    }
+
+    /// Puts another record in the place of that row; false if it does not leave the layout as it is.
     ///
     /// # Safety
     /// The record must be readable.
-    pub(super) unsafe fn fits(&self, row: usize, record: Row) -> bool {
+    pub(super) unsafe fn replace(&mut self, row: usize, record: Row) -> bool {
+        // SAFETY: by the caller's promise.
+        if !unsafe { self.fits(row, record) } {
+            return false;
+        }
+        if !self.payloads.is_empty() {
+            let leaves = self.schema.leaves.len();
+            for leaf in 0..leaves {
+                self.payloads[row * leaves + leaf] = within(record, self.extents(row)[leaf]);
+            }
+        }
+        true
+    }
+
+    /// # Safety
+    /// The record must be readable.
+    unsafe fn fits(&self, row: usize, record: Row) -> bool {
         let mut words = vec![0; self.words.len()];
         let mut extents = vec![Extent::default(); self.schema.leaves.len()];
         // SAFETY: by the caller's promise.
@@ -191,6 +263,25 @@ impl Columns {
             }
         }
         true
+    }
+
+    /// Fills `payloads`, if need be; `None` if one is not within one piece.
+    fn find_payloads(&mut self, rows: &[Row], pieces: &[(usize, Pieces)]) -> Option<()> {
+        if pieces.is_empty() {
+            return Some(());
+        }
+        let leaves = self.schema.leaves.len();
+        let mut payloads = Vec::with_capacity(leaves * rows.len());
+        for (row, &record) in rows.iter().enumerate() {
+            payloads.extend(self.extents(row).iter().map(|&extent| within(record, extent)));
+        }
+        for (row, pieces) in pieces {
+            for (leaf, &extent) in self.extents(*row).iter().enumerate() {
+                payloads[row * leaves + leaf] = pieces.find(extent)?;
+            }
+        }
+        self.payloads = payloads;
+        Some(())
     }
 
     fn make_columns(&mut self) {
@@ -254,4 +345,9 @@ impl Columns {
         self.texts = texts;
         Some(())
     }
+}
+
+/// These bytes of a record. An address only: nothing is read.
+fn within(record: Row, extent: Extent) -> Row {
+    Row { data: record.data.wrapping_add(extent.at as usize), len: extent.len as usize }
 }

@@ -90,12 +90,13 @@ impl Columns {
     /// The row must be one that the plan was made for, or fit it.
     #[inline(always)]
     unsafe fn source(&self, rows: &[Row], column: &Column, row: usize) -> *const u8 {
-        let at = match column.start {
-            Start::Number(at) => at,
-            Start::Payload(leaf, at) => self.extents(row)[leaf as usize].at + at,
-        };
         // SAFETY: the plan found these bytes inside the record.
-        unsafe { rows[row].data.add(at as usize) }
+        unsafe {
+            match column.start {
+                Start::Number(at) => rows[row].data.add(at as usize),
+                Start::Payload(leaf, at) => self.payload(rows, row, leaf).add(at as usize),
+            }
+        }
     }
 
     /// # Safety
@@ -147,9 +148,8 @@ impl Columns {
         }
         for row in which {
             for (text, &leaf) in self.texts[row * count..].iter().zip(&self.text_leaves) {
-                let at = self.extents(row)[leaf as usize].at as usize;
                 // SAFETY: the plan found these bytes inside the record, and made room for them.
-                unsafe { copy_many(rows[row].data.add(at), to.add(text.at), text.len) };
+                unsafe { copy_many(self.payload(rows, row, leaf), to.add(text.at), text.len) };
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Batches of records on the heap, against the plain way of making them.
 #![allow(unsafe_code)] // memory that the tests own
 
-use super::{Batch, Column, Gathered, Row};
+use super::{Batch, Column, Gathered, Pieces, Row};
 use crate::records::schema::Schema;
 use crate::records::schema::kinds::torch;
 use crate::records::schema::tests::{Value, Writer};
@@ -210,7 +210,105 @@ fn rows_that_moved_are_copied_again_and_those_that_are_gone_are_no_batch() {
         assert!(batch.lay_out(Arc::clone(&schema)));
         store.clear().unwrap();
         assert_eq!(copy(&mut batch).0, Gathered::Gone);
-        assert!(Batch::find(&store, &[3, 1, 4]).is_none());
+        let mut batch = Batch::find(&store, &[3, 1, 4]).unwrap();
+        assert!(batch.absent() == Some(0) && !batch.lay_out(Arc::clone(&schema)));
         assert!(Batch::find(&store, &[-1]).is_none() && Batch::find(&store, &[]).is_none());
     }
+}
+
+/// A record cut at these places.
+fn cut(record: &[u8], at: &[usize]) -> Pieces {
+    let ends = at.iter().copied().chain([record.len()]);
+    let starts = std::iter::once(0).chain(at.iter().copied());
+    let piece = |(from, to): (usize, usize)| Row { data: record[from..].as_ptr(), len: to - from };
+    Pieces(starts.zip(ends).map(piece).collect())
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn records_that_are_not_there_can_be_given_in_pieces() {
+    let store = store(false);
+    // With strings, of lengths of their own.
+    let of = |i: i64| {
+        Value::Tuple(vec![sample(i, 100), Value::Str("x".repeat(i as usize)), Value::Int(-i)])
+    };
+    let encoded: Vec<_> = (0..10).map(|i| Writer::encode(&of(i))).collect();
+    let schema = Arc::new(Schema::parse(&encoded[0].0).unwrap());
+    for i in [1, 4, 6] {
+        assert_eq!(store.begin(i), Claim::LoadAndStore);
+        let parts = [IoSlice::new(&encoded[i].1)];
+        assert_eq!(store.fill(i, 0, &parts).unwrap(), Put::Stored);
+    }
+    let head = schema.head() as usize;
+    let payload = head.next_multiple_of(16);
+    let gathered = |which: &[i64], cuts: &dyn Fn(usize) -> Vec<usize>| -> Option<Made> {
+        let mut batch = Batch::find(&store, which)?;
+        while let Some(row) = batch.absent() {
+            let record = &encoded[which[row] as usize].1;
+            // SAFETY: records and memory are our own.
+            assert!(unsafe { batch.give(0, cut(record, &cuts(record.len()))) });
+        }
+        batch.lay_out(Arc::clone(&schema)).then_some(())?;
+        let mut columns = batch.columns().to_vec();
+        let memory = columns.iter_mut().map(|column| vec![0xee; column.row_bytes * which.len()]);
+        let mut memory: Vec<Vec<u8>> = memory.collect();
+        let to: Vec<_> = memory.iter_mut().map(|m| (m.as_mut_ptr(), m.len())).collect();
+        // SAFETY: as above.
+        assert_eq!(unsafe { batch.copy(&to, 2) }.unwrap(), Gathered::Whole);
+        let text = |text: &super::Text| batch.text_bytes()[text.at..][..text.len].to_vec();
+        let texts = batch.texts().iter().map(text).collect();
+        Some((columns.into_iter().zip(memory).collect(), texts))
+    };
+    for which in [&[1, 4, 6][..], &[1, 2, 4], &[2, 1, 3, 3], &[5], &[7, 8, 9, 0]] {
+        let samples: Vec<Value> = which.iter().map(|&i| of(i)).collect();
+        let expected = gather(&samples, 1);
+        assert!(expected.is_some());
+        assert_eq!(gathered(which, &|_| vec![]), expected);
+        assert_eq!(gathered(which, &|_| vec![payload]), expected);
+        // The first payload on its own, then the rest.
+        assert_eq!(gathered(which, &|_| vec![payload, payload + 100]), expected);
+        assert_eq!(gathered(which, &|len| vec![payload, len]), expected);
+    }
+    // A head or a payload that is cut has no address.
+    assert_eq!(gathered(&[1, 2], &|_| vec![4]), None);
+    assert_eq!(gathered(&[1, 2], &|_| vec![payload + 50]), None);
+    // Shorter than its schema says, of another schema, or for no row.
+    let mut batch = Batch::find(&store, &[1, 2]).unwrap();
+    // SAFETY: records of our own.
+    unsafe {
+        assert!(!batch.give(1, cut(&encoded[2].1, &[])));
+        assert!(!batch.give(u16::MAX, cut(&encoded[2].1, &[])));
+        assert!(batch.give(0, cut(&encoded[2].1[..payload + 99], &[])));
+        assert!(!batch.give(0, cut(&encoded[2].1, &[])));
+    }
+    assert!(!batch.lay_out(Arc::clone(&schema)));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn rows_that_moved_are_copied_again_beside_given_ones() {
+    let store = store(true);
+    let schema = put_samples(&store, 0, 100);
+    let given = Writer::encode(&sample(77, 100)).1;
+    store.clear().unwrap();
+    for i in [0, 2] {
+        let (_, record) = Writer::encode(&sample(i, 100));
+        assert_eq!(store.begin(i as usize), Claim::LoadAndStore);
+        store.fill(i as usize, 0, &[IoSlice::new(&record)]).unwrap();
+    }
+    let mut batch = Batch::find(&store, &[0, 1, 2]).unwrap();
+    // SAFETY: a record of our own.
+    assert!(unsafe { batch.give(0, cut(&given, &[])) });
+    assert!(batch.lay_out(schema));
+    store.clear().unwrap();
+    put_samples(&store, 100, 100);
+    let mut memory: Vec<Vec<u8>> =
+        batch.columns().iter().map(|column| vec![0; 3 * column.row_bytes]).collect();
+    let to: Vec<_> = memory.iter_mut().map(|m| (m.as_mut_ptr(), m.len())).collect();
+    // SAFETY: memory of our own.
+    assert_eq!(unsafe { batch.copy(&to, 1) }.unwrap(), Gathered::Whole);
+    let labels = memory[1].as_chunks().0.iter().map(|label| i64::from_le_bytes(*label));
+    assert_eq!(labels.collect::<Vec<_>>(), [100, 77, 102]);
+    let first = [0, 1, 2].map(|row| memory[0][100 * row]);
+    assert_eq!(first, [100, 77, 102]);
 }

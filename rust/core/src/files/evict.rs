@@ -174,7 +174,8 @@ impl Folder {
             return Ok(false);
         }
         entry.raise(EVICTING);
-        let in_use = self.table.is_given_out(i) || !self.domain.is_alone();
+        let alone = self.domain.may_remove(); // until it is removed
+        let in_use = alone.is_none() || self.table.is_given_out(i);
         if in_use && !broken(Fault::EvictInUse) {
             entry.lower(EVICTING);
             return Ok(false);

@@ -130,7 +130,7 @@ impl Folder {
             contents.files.extend(logged);
         }
         self.table.tidy_at().store(grown(self.journal.len()), Ordering::Relaxed);
-        if self.domain.is_alone() {
+        if let Some(_until_they_are_gone) = self.domain.may_remove() {
             // Those of living processes have this table's number.
             let ours = format!("{:x}-", self.domain.id);
             for part in std::fs::read_dir(&self.parts).into_iter().flatten().flatten() {

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)] // F_OFD_SETLK has no safe wrapper
 
 use rustix::io::Errno;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 
 /// Locks byte `at` against everybody else; false if somebody has it.
@@ -36,9 +37,12 @@ pub(crate) fn share_byte(file: &impl AsRawFd, at: u64) -> rustix::io::Result<()>
     set(file.as_raw_fd(), range(libc::F_RDLCK, at, 1))
 }
 
-/// Whether anybody has locked a byte of `file` other than `at`.
-pub(crate) fn is_locked_elsewhere(file: &impl AsRawFd, at: u64) -> bool {
-    (at > 0 && any_locked(file, 0, at)) || any_locked(file, at + 1, 0)
+/// Whether anybody has locked one of these bytes of `file` other than `at`, which is one of them.
+pub(crate) fn is_locked_beside(file: &impl AsRawFd, bytes: Range<u64>, at: u64) -> bool {
+    let any = |bytes: Range<u64>| {
+        !bytes.is_empty() && any_locked(file, bytes.start, bytes.end - bytes.start)
+    };
+    any(bytes.start..at) || any(at + 1..bytes.end)
 }
 
 /// Whether anybody else has locked byte `at` of `file`.

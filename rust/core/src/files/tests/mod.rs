@@ -90,6 +90,13 @@ impl FileCache {
         }
     }
 
+    /// What a reader is given.
+    fn path_of(&self, name: &str) -> PathBuf {
+        match self.fetch(name.as_bytes()).unwrap() {
+            Served::Copy(path) | Served::Source(path) => as_path(&path).into(),
+        }
+    }
+
     fn is_copied(&self, name: &str) -> bool {
         matches!(self.fetch(name.as_bytes()), Ok(Served::Copy(_)))
     }

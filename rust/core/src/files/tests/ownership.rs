@@ -1,6 +1,7 @@
 //! Which files are ours, and what is remembered of them.
 
 use super::*;
+use crate::fault::meeting;
 use crate::files::content::{Content, Version};
 use crate::files::paths::key;
 use std::os::unix::fs::PermissionsExt;
@@ -246,4 +247,57 @@ fn two_tables_on_one_folder_remove_nothing_while_both_live() {
         assert_eq!(there.opened().names().len(), 5);
     });
     assert!(here.is_copied("9"), "alone again");
+}
+
+#[test]
+fn who_comes_while_a_file_is_removed_is_not_given_it() {
+    let disks = Arc::new(Disks::new("coming"));
+    for i in 0..4 {
+        disks.put(&format!("{i}"), i, 100);
+    }
+    let here = disks.open_with(|o| o.limit = Some(300));
+    (0..3).for_each(|i| assert!(here.is_copied(&format!("{i}"))));
+    let mut coming = None;
+    let shared = Arc::clone(&disks);
+    let (came, comes) = std::sync::mpsc::channel();
+    meeting::at(move |place| {
+        if place != "nobody else is there" || coming.is_some() {
+            return;
+        }
+        let (disks, came) = (Arc::clone(&shared), came.clone());
+        coming = Some(std::thread::spawn(move || {
+            with_mounts("who comes with another table", || {
+                mount(Some("tmpfs"), Path::new("/dev/shm"), 0, "").unwrap();
+                let there = disks.open_with(|o| o.limit = Some(300));
+                let paths: Vec<_> = (0..3).map(|i| there.path_of(&format!("{i}"))).collect();
+                std::thread::sleep(Duration::from_millis(500)); // it may take its time to open them
+                came.send(paths.iter().all(|path| std::fs::read(path).is_ok())).unwrap();
+            });
+        }));
+        std::thread::sleep(Duration::from_millis(250));
+    });
+    assert!(here.is_copied("3"), "by removing another");
+    // Nobody came if there is no right to mount.
+    assert_ne!(
+        comes.recv_timeout(Duration::from_secs(30)),
+        Ok(false),
+        "what was given was removed"
+    );
+}
+
+#[test]
+fn who_is_stopped_while_it_removes_is_not_waited_for_long() {
+    let disks = Disks::new("stopped");
+    disks.put("a", 1, 100);
+    let here = disks.open();
+    assert!(here.is_copied("a"));
+    let removing = here.opened().domain.may_remove();
+    with_mounts("who comes with another table", || {
+        mount(Some("tmpfs"), Path::new("/dev/shm"), 0, "").unwrap();
+        let there = FileCache::open(disks.options()).unwrap();
+        assert!(there.trouble().is_some());
+        assert_eq!(there.bytes("a"), (vec![1; 100], false), "from the source");
+    });
+    drop(removing);
+    assert!(here.is_copied("a"));
 }
