@@ -109,7 +109,7 @@ $(VENV)/.deps: requirements-dev.txt
 	$(VENV)/bin/pip install --progress-bar on -r requirements-dev.txt
 	touch $@
 
-# The first build compiles the C++ bindings of tch, a few minutes on two cores.
+# The first build takes some minutes on two cores.
 $(VENV)/.installed: $(VENV)/.deps $(SOURCES)
 	$(VENV)/bin/pip install -v --no-build-isolation --no-deps --force-reinstall . 2>&1 | tools/progress
 	touch $@

@@ -37,10 +37,7 @@ def cargo(command: str, torch_dir: Path, target: Path, *more: str) -> None:
     include = [torch_dir / "include", torch_dir / "include/torch/csrc/api/include"]
     env = os.environ | {
         "CARGO_TARGET_DIR": str(target),
-        "LIBTORCH_USE_PYTORCH": "1",
         "STOCACHE_TORCH_INCLUDE": ":".join(map(str, include)),
-        # torch-sys asks the "python3" (in a venv "python") that it finds first.
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
     program = tool("cargo", "install Rust 1.90 or newer")
     run(program, command, "--release", "--locked", "-p", "stocache-torch", *more, env=env)
