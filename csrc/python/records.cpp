@@ -105,16 +105,17 @@ PyObject* RecordCache::get(int64_t index, bool allow_pickle) {
   return schema->decode(record, allow_pickle);
 }
 
-bridge::Put RecordCache::put(int64_t index, PyObject* sample, bool allow_pickle) {
+bridge::Put RecordCache::put(bridge::Acquiring& acquiring, int64_t index, PyObject* sample,
+                             bool allow_pickle) {
   // The claim ends here whatever goes wrong, and once: another thread of this process may claim the
   // sample at once, under the same lease.
   struct Claimed {
-    const bridge::Records* records;
+    bridge::Acquiring* acquiring;
     int64_t index;
     ~Claimed() {
-      if (records) records->abandon(index);
+      if (acquiring) acquiring->abandon(index);
     }
-  } claimed{&*records_, index};
+  } claimed{&acquiring, index};
   const auto encoded = codec::encode(sample, allow_pickle);
   const uint16_t number = number_of(encoded.schema);
   std::string head;
@@ -129,8 +130,8 @@ bridge::Put RecordCache::put(int64_t index, PyObject* sample, bool allow_pickle)
   }
   return translated([&] {
     WithoutGil free;
-    claimed.records = nullptr;  // `fill` ends it in any case
-    return records_->fill(index, number, {parts.data(), parts.size()});
+    claimed.acquiring = nullptr;  // `fill` ends it in any case
+    return acquiring.fill(index, number, {parts.data(), parts.size()});
   });
 }
 

@@ -43,8 +43,8 @@ class RecordCache {
   // The sample, a new reference; nullptr without a Python error if it is not there. Counts nothing:
   // a miss may yet become a hit, if another process is waited for.
   PyObject* get(int64_t index, bool allow_pickle);
-  // Stores the sample of an index that was begun; ends the claim in any case.
-  bridge::Put put(int64_t index, PyObject* sample, bool allow_pickle);
+  // Stores a sample that was to be loaded; ends the claim in any case.
+  bridge::Put put(bridge::Acquiring& acquiring, int64_t index, PyObject* sample, bool allow_pickle);
   // What default_collate makes of these samples; nullptr without a Python error if one is not there
   // or they cannot be gathered. With `shared`, in memory that other processes can map.
   // Of the samples, `counted` were counted as they came; the others are hits.

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "python/loading_type.h"
+#include "python/acquiring_type.h"
 #include "python/records.h"
 #include "python/shared_batches.h"
 #include "python/support.h"
@@ -216,24 +216,16 @@ PyObject* note(PyObject* self, PyObject* args) {
   });
 }
 
-// loading(): holds the claims that its begin() takes.
-PyObject* loading(PyObject* self, PyObject*) {
-  return guarded([&] { return make_loading(opened(self)); });
-}
-
-PyObject* wait(PyObject* self, PyObject* args) {
-  long long index = 0;
-  double seconds = 0;
-  if (!PyArg_ParseTuple(args, "Ld", &index, &seconds)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    const auto cache = opened(self);
-    {
-      WithoutGil free;
-      cache->records().wait(index, static_cast<uint64_t>(seconds * 1e9));
-    }
-    if (PyErr_Occurred()) return nullptr;  // interrupted
-    Py_RETURN_NONE;
-  });
+// acquire(indices, patience): who loads these samples. Another process that loads one is waited
+// for, so many seconds at the least.
+PyObject* acquire(PyObject* self, PyObject* args) {
+  PyObject* object = nullptr;
+  double patience = 0;
+  std::vector<int64_t> indices;
+  if (!PyArg_ParseTuple(args, "Od", &object, &patience) || !to_indices(object, indices)) {
+    return nullptr;
+  }
+  return guarded([&] { return make_acquiring(opened(self), indices, patience); });
 }
 
 PyObject* contains(PyObject* self, PyObject* argument) {
@@ -325,8 +317,7 @@ PyMethodDef methods[] = {
     {"pack", pack, METH_O, nullptr},
     {"missing", missing, METH_O, nullptr},
     {"note", note, METH_VARARGS, nullptr},
-    {"loading", loading, METH_NOARGS, nullptr},
-    {"wait", wait, METH_VARARGS, nullptr},
+    {"acquire", acquire, METH_VARARGS, nullptr},
     {"contains", contains, METH_O, nullptr},
     {"differs", differs, METH_VARARGS, nullptr},
     {"note_loads", note_loads, METH_VARARGS, nullptr},
@@ -368,7 +359,8 @@ PyType_Spec spec = {"stocache._C.Records", sizeof(PyRecords), 0,
 bool add_records(PyObject* module) {
   miss = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
   PyObject* type = PyType_FromSpec(&spec);
-  return miss && type && add_loading(module) && PyModule_AddObject(module, "Records", type) == 0 &&
+  return miss && type && add_acquiring(module) &&
+         PyModule_AddObject(module, "Records", type) == 0 &&
          PyModule_AddObject(module, "MISS", Py_NewRef(miss)) == 0 &&
          PyModule_AddFunctions(module, batch_methods) == 0;
 }

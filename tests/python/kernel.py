@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,12 @@ def become_nobody(folder: Path) -> None:
 def process_state(pid: int) -> str:
     """R, S, D, T (stopped) or Z, as /proc says."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def end_group(leader) -> None:
+    """Ends a process that made a group of its own, and its children: a worker of torch's that waits
+    for a lock of its queue, which a dead one held, outlives its parent."""
+    leader.kill()
+    leader.join()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)

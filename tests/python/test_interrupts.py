@@ -24,8 +24,8 @@ dataset = stocache.CachedDataset(
 )
 big = bytes(16 << 20)
 many = torch.zeros(1 << 20, dtype=torch.int64)
-begun = dataset._stocache.records.loading()
-begun.begin(1)
+begun = dataset._stocache.records.acquire([1], 0.0)
+begun.to_load()
 dataset._stocache.records.note_loads(1, 1e-4)  # so that nobody waits for long
 busy = threading.Event()
 
@@ -42,7 +42,7 @@ busy.wait()
 CALLS = {
     "hashes": "_C.hash_bytes(big)",
     "gathers": "cache.get_many(many)",
-    "waits": "dataset._stocache.records.wait(1, 0.002)",
+    "waits": "dataset._stocache.records.acquire([1], 0.002).to_load()",
     "fails": "cache.clear()",
 }
 
@@ -84,15 +84,16 @@ store.open(1 << 20, 100, "freeze", "", "memfd", False, "", "no", "", 0, -1)
 if sys.argv[1] == "told":
     signal.signal(signal.SIGINT, lambda *_: print("told", flush=True))
 try:
-    with store.loading() as loading:
-        loading.begin(1)
+    with store.acquire([1], 0.0) as samples:
+        samples.to_load()
         threading.Thread(target=tell).start()
-        store.wait(1, float(sys.argv[2]))
+        store.acquire([1], float(sys.argv[2])).to_load()
         print("waited")
 except KeyboardInterrupt:
     print("interrupted")
-with store.loading() as loading:
-    print(loading.begin(1).name)
+with store.acquire([1], 0.0) as samples:
+    samples.to_load()
+    print(samples.put(1, 1, False).name)
 """
 
 
@@ -106,12 +107,12 @@ def interrupted(script, how, seconds):
 
 
 def test_ctrl_c_ends_a_wait_for_another_loader_and_its_claims(run_script):
-    assert interrupted(run_script, "raised", 100_000) == ["interrupted", "LOAD_AND_STORE"]
+    assert interrupted(run_script, "raised", 100_000) == ["interrupted", "STORED"]
 
 
 def test_control_a_signal_whose_handler_returns_ends_no_wait(run_script):
     """It is handled in the middle of the wait, which goes on."""
-    assert interrupted(run_script, "told", 1) == ["told", "waited", "LOAD_AND_STORE"]
+    assert interrupted(run_script, "told", 1) == ["told", "waited", "STORED"]
 
 
 # Another process loads the sample and never ends; this one waits for it as a dataset does.

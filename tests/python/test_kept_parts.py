@@ -22,9 +22,9 @@ def grown(sample, keep, count: int = 300) -> int:
     """Bytes by which the process grows if it keeps these parts of that many samples."""
     store = _C.Records()
     store.open(1 << 24, 1, "freeze", "", "memfd", False, _C.fingerprint_of("x"), "no", "", 0, -1)
-    with store.loading() as loading:
-        loading.begin(0)
-        assert loading.put(0, sample, False) is _C.Put.STORED
+    with store.acquire([0], 0.0) as samples:
+        samples.to_load()
+        assert samples.put(0, sample, False) is _C.Put.STORED
     keep(store.get(0, False))
     gc.collect()
     # What earlier tests freed is not ours to fill without growing.

@@ -17,6 +17,7 @@ import pytest
 import stocache
 import torch
 import torch.multiprocessing
+from kernel import end_group
 from kinds import MIXED, SAMPLES, WORDS, outcome
 from samples import complaint, whole
 from sources import FORK, INDEX, Counted, Fixed, Together, doubled, same, verified
@@ -430,6 +431,7 @@ WRONG = 7  # the exit code that says so
 def broken_epoch(dataset, sign, words) -> None:
     """An epoch in which a worker is killed, in a process of its own: torch raises wherever this
     process just is."""
+    os.setpgid(0, 0)
     sys.stderr = open(words, "w")  # noqa: SIM115
     loader = stock(dataset, 2, num_workers=2)
     iterator = iter(loader)
@@ -451,8 +453,7 @@ def test_the_death_of_a_worker_is_torchs_own_error_and_no_hang(filled, tmp_path,
         trainer.start()
         trainer.join(60)
         hangs = trainer.is_alive()
-        trainer.kill()
-        trainer.join()
+        end_group(trainer)
         text = words.read_text()
         # About once in 250 kills the dead worker held a lock of torch's own queue.
         assert not hangs or text, "the epoch hangs"

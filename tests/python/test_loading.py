@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from stocache import _C  # noqa: E402
 
-Claim, Put = _C.Claim, _C.Put
+Put = _C.Put
 
 
 @pytest.fixture
@@ -25,38 +26,85 @@ def records():
     store.close()
 
 
+def acquired(records, *indices):
+    return records.acquire(indices, 0.0)
+
+
 def is_free(records, index):
-    """Whether a sample can be claimed, by somebody who gives it back."""
-    with records.loading() as other:
-        return other.begin(index) is Claim.LOAD_AND_STORE
+    """Whether a sample that is not there can be claimed, by somebody who gives it back."""
+    with acquired(records, index) as other:
+        if not other.to_load():
+            return False
+        try:
+            other.put(index, object(), False)  # which is not stored
+        except TypeError:
+            return True
+        return False
 
 
 def test_a_sample_is_claimed_stored_and_present(records):
-    with records.loading() as loading:
-        assert loading.begin(3) is Claim.LOAD_AND_STORE
-        assert loading.begin(3) is Claim.LOADING_ELSEWHERE
-        assert loading.put(3, torch.arange(4), False) is Put.STORED
-        assert loading.begin(3) is Claim.PRESENT
-        assert loading.begin(1_000) is Claim.LOAD_ONLY  # outside the dataset
+    with acquired(records, 3, 5, 3) as samples:
+        assert samples.to_load() == [3, 5]
+        assert samples.put(3, torch.arange(4), False) is Put.STORED
+        assert samples.put(5, "five", False) is Put.STORED
+        assert samples.to_load() == []
+    assert acquired(records, 3, 5).to_load() == []
     assert torch.equal(records.get(3, False), torch.arange(4))
 
 
+def test_what_others_are_to_load_is_waited_for_and_then_loaded_too(records):
+    with acquired(records, 1, 2) as first, acquired(records, 2, 3) as second:
+        assert first.to_load() == [1, 2]
+        assert second.to_load() == [3]
+        assert second.put(3, "three", False) is Put.STORED
+        assert second.to_load() == [2], "waited for in vain"
+        assert second.put(2, "two", False) is Put.STORED_ELSEWHERE
+        assert not records.contains(2)
+        assert first.put(2, "two", False) is Put.STORED
+
+
+def test_what_comes_while_it_is_waited_for_is_not_loaded(records):
+    with acquired(records, 1) as first, records.acquire([1], 1e6) as second:
+        assert first.to_load() == [1]
+        found = []
+        waiter = threading.Thread(target=lambda: found.append(second.to_load()))
+        waiter.start()
+        while not records.stats()["waits"]:
+            time.sleep(0.001)
+        with pytest.raises(RuntimeError, match="by another thread"):
+            second.to_load()
+        assert first.put(1, "one", False) is Put.STORED
+        waiter.join()
+        assert found == [[]]
+
+
+def test_an_index_outside_of_the_dataset_is_an_error(records):
+    for outside in (100, -1, 2**70):
+        with pytest.raises(IndexError, match="outside of a dataset of 100"):
+            acquired(records, 3, outside)
+
+
 def test_what_was_not_put_is_given_back_at_the_end_of_the_block(records):
-    with records.loading() as loading:
-        claims = [loading.begin(i) for i in range(10)]
-        loading.put(4, 4, False)
-        loading.abandon(5)
-        loading.abandon(5)  # and once more, which is nothing
-        assert is_free(records, 5) and not is_free(records, 6)
-    assert claims == [Claim.LOAD_AND_STORE] * 10
-    assert [i for i in range(10) if not is_free(records, i)] == [4]
+    with acquired(records, *range(10)) as samples:
+        assert samples.to_load() == list(range(10))
+        samples.put(4, 4, False)
+        assert not is_free(records, 6)
+    assert all(acquired(records, i).to_load() == ([] if i == 4 else [i]) for i in range(10))
+
+
+def test_who_comes_back_without_a_sample_gives_it_back(records):
+    samples = acquired(records, 1, 2)
+    samples.to_load()
+    samples.put(1, 1, False)
+    assert samples.to_load() == []
+    assert is_free(records, 2)
 
 
 def test_what_was_not_put_is_given_back_when_the_object_goes(records):
-    loading = records.loading()
-    loading.begin(7)
+    samples = acquired(records, 7)
+    samples.to_load()
     assert not is_free(records, 7)
-    del loading
+    del samples
     assert is_free(records, 7)
 
 
@@ -66,17 +114,15 @@ def test_an_interrupt_at_any_line_gives_everything_back(records, how):
 
     def load(store):
         if how == "with":
-            with store.loading() as loading:
-                one, two = loading.begin(1), loading.begin(2)
-                assert one is two is Claim.LOAD_AND_STORE
-                loading.put(1, "one", False)
-                loading.put(2, "two", False)
+            with store.acquire([1, 2], 0.0) as samples:
+                assert samples.to_load() == [1, 2]
+                samples.put(1, "one", False)
+                samples.put(2, "two", False)
             return
-        loading = store.loading()
-        one, two = loading.begin(1), loading.begin(2)
-        assert one is two is Claim.LOAD_AND_STORE
-        loading.put(1, "one", False)
-        loading.put(2, "two", False)
+        samples = store.acquire([1, 2], 0.0)
+        assert samples.to_load() == [1, 2]
+        samples.put(1, "one", False)
+        samples.put(2, "two", False)
 
     interrupted = 0
     for step in range(1_000):
@@ -109,94 +155,73 @@ def test_an_interrupt_at_any_line_gives_everything_back(records, how):
 
 def test_without_the_object_an_interrupt_would_leak(records):
     """The control: a claim that nothing ends is seen to be kept."""
-    kept = records.loading()
+    kept = acquired(records, 1)
     with pytest.raises(KeyboardInterrupt):
-        kept.begin(1)
+        kept.to_load()
         raise KeyboardInterrupt
     assert not is_free(records, 1)
-    kept.abandon(1)
+    kept.__exit__(None, None, None)
     assert is_free(records, 1)
 
 
 def test_a_sample_that_cannot_be_stored_is_given_back(records):
-    with records.loading() as loading:
-        loading.begin(1)
+    with acquired(records, 1, 2) as samples:
+        samples.to_load()
         with pytest.raises(TypeError):
-            loading.put(1, {1, 2}, False)
+            samples.put(1, {1, 2}, False)
         assert is_free(records, 1)
-        loading.begin(2)
-        assert loading.put(2, torch.zeros(2 << 20), False) is Put.TOO_LARGE
+        assert samples.put(2, torch.zeros(2 << 20), False) is Put.TOO_LARGE
         assert is_free(records, 2)
 
 
-def test_only_what_was_begun_here_can_be_put(records):
-    with records.loading() as loading, records.loading() as other:
-        other.begin(1)
-        with pytest.raises(ValueError, match="sample 1 was not begun here"):
-            loading.put(1, 1, False)
+def test_only_what_was_to_be_loaded_here_can_be_put(records):
+    with acquired(records, 2) as samples, acquired(records, 1) as other:
+        samples.to_load()
+        with pytest.raises(ValueError, match="sample 1 was not to be loaded here"):
+            other.put(1, 1, False)
+        other.to_load()
+        with pytest.raises(ValueError, match="sample 1 was not to be loaded here"):
+            samples.put(1, 1, False)
         assert other.put(1, 1, False) is Put.STORED
-        with pytest.raises(ValueError, match="sample 1 was not begun here"):
+        with pytest.raises(ValueError, match="sample 1 was not to be loaded here"):
             other.put(1, 1, False)
 
 
 def test_a_full_store_says_so(records):
-    put = []
-    with records.loading() as loading:
-        for i in range(100):
-            loading.begin(i)
-            put.append(loading.put(i, torch.zeros(10_000), False))
+    with acquired(records, *range(100)) as samples:
+        put = [samples.put(i, torch.zeros(10_000), False) for i in samples.to_load()]
     assert put[0] is Put.STORED and put[-1] is Put.NO_ROOM
 
 
 def test_a_forked_child_gives_nothing_back(records):
-    loading = records.loading()
-    loading.begin(1)
+    samples = acquired(records, 1)
+    samples.to_load()
     child = os.fork()
     if child == 0:
         good = False
         try:
-            with pytest.raises(ValueError, match="not begun here"):
-                loading.put(1, 1, False)
-            loading.abandon(1)
-            loading.__exit__(None, None, None)
-            del loading
+            with pytest.raises(ValueError, match="not to be loaded here"):
+                samples.put(1, 1, False)
+            samples.__exit__(None, None, None)
+            del samples
             good = not is_free(records, 1)
         finally:
             os._exit(0 if good else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert loading.put(1, 1, False) is Put.STORED
+    assert samples.put(1, 1, False) is Put.STORED
 
 
 def test_it_keeps_the_store_open(records):
-    loading = records.loading()
-    loading.begin(1)
+    samples = acquired(records, 1, 2)
+    assert samples.to_load() == [1, 2]
     records.close()
-    assert loading.put(1, 1, False) is Put.STORED
-    assert loading.begin(2) is Claim.LOAD_AND_STORE
-
-
-def test_threads_share_one_object(records):
-    loading = records.loading()
-    won = []
-
-    def work():
-        won.extend(i for i in range(100) if loading.begin(i) is Claim.LOAD_AND_STORE)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(won) == list(range(100))
+    assert samples.put(1, 1, False) is Put.STORED
 
 
 def test_words_can_be_pickled_and_objects_cannot_be_made_up():
-    assert pickle.loads(pickle.dumps(Claim.PRESENT)) is Claim.PRESENT
-    assert [claim.name for claim in Claim] == [
-        "LOAD_AND_STORE", "PRESENT", "LOADING_ELSEWHERE", "LOAD_ONLY",
-    ]  # fmt: skip
+    assert pickle.loads(pickle.dumps(Put.STORED)) is Put.STORED
     with pytest.raises(TypeError):
-        _C.Loading()
+        _C.Acquiring()
 
 
 # Makes one allocation of C++ fail: the one after `n` others.
@@ -222,13 +247,14 @@ from stocache import _C
 fails = ctypes.PyDLL(sys.argv[1])
 store = _C.Records()
 store.open(1 << 20, 100, "freeze", "", "memfd", False, "", "no", "", 0, -1)
-loading, sample = store.loading(), (torch.arange(3), "text", [1, 2])
+sample = (torch.arange(3), "text", [1, 2])
 for n in range(10_000):
-    # It was given back, whatever failed.
-    assert loading.begin(1) is _C.Claim.LOAD_AND_STORE, n
+    samples = store.acquire([1], 0.0)
+    assert samples.to_load() == [1]
     try:
         fails.fail_after(ctypes.c_long(n))
-        outcome = loading.put(1, sample, False)
+        outcome = samples.put(1, sample, False)
+        assert outcome is _C.Put.STORED, "it was given back, whatever failed"
         break
     except (MemoryError, RuntimeError):
         pass

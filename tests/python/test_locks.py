@@ -102,7 +102,7 @@ def test_views_kept_past_close_hold_no_lease_and_no_lock():
 
 CLOSED = """
 import os, torch, stocache
-from stocache._C import Claim
+from stocache._C import Put
 
 dataset = stocache.CachedDataset(list(range(8)), "8MiB", backing="memfd", verbose=False)
 dataset[0]
@@ -110,8 +110,9 @@ for fd in os.listdir("/proc/self/fd"):
     path = f"/proc/self/fd/{fd}"
     if os.path.islink(path) and "stocache" in os.readlink(path):
         os.close(int(fd))
-with dataset._stocache.records.loading() as loading:
-    print(loading.begin(5) is Claim.LOAD_ONLY, dataset[0], dataset[5])
+with dataset._stocache.records.acquire([5], 0.0) as samples:
+    samples.to_load()
+    print(samples.put(5, 5, False) is Put.REFUSED, dataset[0], dataset[5])
 """
 
 

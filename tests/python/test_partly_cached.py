@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import stocache
 import torch
+from kernel import end_group
 from kinds import MIXED, SAMPLES, WORDS, outcome
 from samples import complaint
 from sources import FORK, INDEX, Broken, Counted, Fails, Fixed, Together, doubled, same
@@ -478,6 +479,7 @@ def test_an_error_of_the_source_comes_at_its_batch_and_the_others_are_whole(cach
 
 def killed_epoch(dataset, sign, words):
     """An epoch in which a worker dies with rows lent to it; see test_loader.py."""
+    os.setpgid(0, 0)
     sys.stderr = open(words, "w")  # noqa: SIM115
     loader = stocache.DataLoader(dataset, 4, num_workers=2)
     batches = iter(loader)
@@ -502,8 +504,7 @@ def test_the_death_of_a_worker_that_loads_is_torchs_own_error(cached, log, tmp_p
         trainer.start()
         trainer.join(60)
         hangs = trainer.is_alive()
-        trainer.kill()
-        trainer.join()
+        end_group(trainer)
         text = words.read_text()
         assert not hangs or text, "the epoch hangs"  # in torch's own queue, see test_loader.py
         assert trainer.exitcode not in (0, 7), trainer.exitcode

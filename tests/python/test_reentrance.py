@@ -153,10 +153,9 @@ ACT = []
 payload = torch.arange(100_000)
 
 def begun(store, index):
-    loading = store.loading()
-    if not store.contains(index):
-        assert loading.begin(index) is _C.Claim.LOAD_AND_STORE
-    return loading
+    samples = store.acquire([index], 0.0)
+    assert samples.to_load() == ([] if store.contains(index) else [index])
+    return samples
 
 for round in range(50):
     for call in (
@@ -164,11 +163,9 @@ for round in range(50):
         lambda r, i: (r.clear(), begun(r, 1).put(i, payload, False)),
         lambda r, i: r.missing([0, i, 2]),
         lambda r, i: r.collate([0, i], 2, False, 0),
-        lambda r, i: r.loading().begin(i),
+        lambda r, i: r.acquire([i], 0.0),
         lambda r, i: r.contains(i),
-        lambda r, i: (r.clear(), begun(r, 1).abandon(i)),
         lambda r, i: r.differs(i, payload, False),
-        lambda r, i: r.wait(i, 0.0),
     ):
         store = records()
         for i in range(3):

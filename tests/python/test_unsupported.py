@@ -84,13 +84,14 @@ def test_it_reaches_the_main_process_as_itself():
 def test_a_store_goes_on_after_a_refused_sample():
     store = _C.Records()
     store.open(1 << 22, 8, "freeze", "", "memfd", False, _C.fingerprint_of("x"), "no", "", 0, -1)
-    with store.loading() as loading:
-        for _ in range(3):  # the claim ended each time
-            assert loading.begin(2) is _C.Claim.LOAD_AND_STORE
-            with pytest.raises(UnsupportedSample, match=r"sample\[1\] is a set"):
-                loading.put(2, (1, set()), False)
-        assert loading.begin(2) is _C.Claim.LOAD_AND_STORE
-        assert loading.put(2, (1, 2), False) is _C.Put.STORED
+    for _ in range(3):  # the claim ended each time
+        samples = store.acquire([2], 0.0)
+        assert samples.to_load() == [2]
+        with pytest.raises(UnsupportedSample, match=r"sample\[1\] is a set"):
+            samples.put(2, (1, set()), False)
+    with store.acquire([2], 0.0) as samples:
+        assert samples.to_load() == [2]
+        assert samples.put(2, (1, 2), False) is _C.Put.STORED
     with pytest.raises(UnsupportedSample):
         store.differs(2, {1}, False)
     store.close()

@@ -120,18 +120,15 @@ class Samples:
         """A sample that is not cached: loaded once per node, by whoever is first. If that is
         another process it is a hit, otherwise a miss if the sample was ``asked_for``. With the
         dataset's ``function`` for many, if given: it may have no other way."""
-        with self.records.loading() as loading:
-            claim = loading.begin(index)
-            if claim is _C.Claim.LOADING_ELSEWHERE:
-                self.records.wait(index, _PATIENCE_SECONDS)
-                claim = loading.begin(index)
-            if claim is _C.Claim.PRESENT:  # somebody has stored it meanwhile
+        with self.records.acquire([index], _PATIENCE_SECONDS) as acquired:
+            todo = acquired.to_load()
+            if not todo:  # somebody has stored it meanwhile
                 sample = self._read(index)
                 if sample is not _C.MISS:
                     return sample
             sample = self._load(index, asked_for, function)
-            if claim is _C.Claim.LOAD_AND_STORE:
-                self._store(loading, index, sample)
+            if todo:
+                self._store(acquired, index, sample)
         if asked_for:
             return self._copied(index, sample) if to_edit else sample
         return None
@@ -258,20 +255,18 @@ class Samples:
         if function is None or not indices or gives_whole_batches:
             return [self.load(index, to_edit) for index in indices]
         loaded: dict[int, Any] = {}
-        with self.records.loading() as loading:
-            begun = {index: loading.begin(index) for index in dict.fromkeys(indices)}
-            elsewhere = (_C.Claim.LOADING_ELSEWHERE, _C.Claim.PRESENT)
-            ours = [index for index, claim in begun.items() if claim not in elsewhere]
-            try:
-                if ours:
-                    loaded = self._load_together(function, ours)
-            except WholeBatch:
-                if whole:
-                    raise
-            for index, sample in loaded.items():
-                if begun[index] is _C.Claim.LOAD_AND_STORE:
-                    self._store(loading, index, sample)
-            if loaded:  # another process may have found them in doubt, and emptied the store before
+        with self.records.acquire(indices, _PATIENCE_SECONDS) as acquired:
+            while todo := acquired.to_load():
+                try:
+                    samples = self._load_together(function, todo)
+                except WholeBatch:
+                    if whole:
+                        raise
+                    break
+                for index, sample in samples.items():
+                    self._store(acquired, index, sample)
+                loaded |= samples
+                # Another process may have found them in doubt, and emptied the store before.
                 self._clear_if_in_doubt()
 
         def hand_out(index: int) -> Any:
@@ -381,12 +376,12 @@ class Samples:
 
     # Storing
 
-    def _store(self, loading: _C.Loading, index: int, sample: Any) -> None:
-        """Stores a sample that was begun. Whatever comes of it, the sample can be handed out."""
+    def _store(self, acquired: _C.Acquiring, index: int, sample: Any) -> None:
+        """Stores a sample that was loaded here. Whatever comes of it, it can be handed out."""
         if not self.is_used():  # it may be of a new epoch
             return
         try:
-            outcome = loading.put(index, sample, self.allow_pickle)
+            outcome = acquired.put(index, sample, self.allow_pickle)
         except Warning:  # asked for as an error
             raise
         except Exception as error:

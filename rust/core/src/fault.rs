@@ -89,6 +89,14 @@ pub(crate) enum Fault {
     JoinByNameOnly,
     /// Let a panic go on to the caller.
     NoGuard,
+    /// Take what comes from below memory for what was asked for.
+    TrustTiers,
+    /// Let records that ask for pickle travel.
+    PicklesTravel,
+    /// Keep the claims of samples that nobody filled.
+    KeepClaims,
+    /// Look for records where a head says that one is, whatever the index says.
+    TrustHeads,
 }
 
 #[cfg(feature = "faults")]
@@ -204,6 +212,29 @@ mod controls {
                 "records::tests::a_copy_is_whole_only_if_its_region_was_not_emptied_meanwhile",
                 "batches::tests::rows_that_moved_are_copied_again_and_those_that_are_gone_are_no_batch",
             ],
+        );
+    }
+
+    #[test]
+    fn taking_whatever_comes_from_below_is_caught() {
+        is_caught(Fault::TrustTiers, &["tiers::tests::ways::garbage_from_below_is_a_miss"]);
+    }
+
+    #[test]
+    fn letting_pickles_travel_is_caught() {
+        is_caught(Fault::PicklesTravel, &["tiers::tests::ways::pickles_do_not_travel"]);
+    }
+
+    #[test]
+    fn keeping_what_nobody_filled_is_caught() {
+        is_caught(Fault::KeepClaims, &["tiers::tests::ways::what_was_not_filled_is_given_back"]);
+    }
+
+    #[test]
+    fn believing_a_head_without_the_index_is_caught() {
+        is_caught(
+            Fault::TrustHeads,
+            &["records::tests::the_records_of_a_region_are_found_without_the_index"],
         );
     }
 

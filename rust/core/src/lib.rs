@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`files`] | copies of a far folder's files on a near disk |
 //! | [`batches`] | records gathered into batches; batch buffers that cross processes without a copy |
+//! | [`tiers`] | who loads a sample: memory, the levels below it, the caller |
 //! | [`records`] | records of any size, one per sample |
 //! | [`slots`] | the dense cache: one slot per sample, loaded and stored by index |
 //! | [`segment`] | one piece of shared memory: its life, its format, who may write what in it |
@@ -58,6 +59,8 @@ pub mod files;
 pub mod records;
 #[cfg(not(loom))]
 pub mod slots;
+#[cfg(not(loom))]
+pub mod tiers;
 
 #[cfg(not(loom))]
 pub use files::{Check, FileCache, FileOptions, FileStats, Served, Verdict};

@@ -1,6 +1,7 @@
 //! The whole boundary between Rust and C++. It forwards; it does not decide.
 #![allow(unsafe_code)] // the boundary itself
 
+pub use crate::acquiring::Acquiring;
 pub use crate::batches::Batch;
 use crate::batches::{
     batch_over, drop_batch, find_batch, give_back_batches, receive_batch, send_batch, take_batch,
@@ -275,12 +276,13 @@ pub mod ffi {
         serial: u64,
     }
 
-    /// What to do about a sample that is not there; see `stocache::Claim`.
-    enum Claim {
-        LoadAndStore,
-        Present,
-        LoadingElsewhere,
-        LoadOnly,
+    /// What becomes of a sample if it is put; see `stocache::tiers::acquire::Outlook`.
+    enum Outlook {
+        /// It was not to be loaded here.
+        Unasked,
+        Stored,
+        StoredElsewhere,
+        Refused,
     }
 
     /// What became of a record.
@@ -472,12 +474,8 @@ pub mod ffi {
         fn note_loads(self: &Records, loads: u64, nanos: u64);
         fn note_unsupported(self: &Records, samples: u64);
         fn is_first_to_tell(self: &Records, what: u32) -> bool;
-        fn begin(self: &Records, i: i64) -> Claim;
         /// Why nothing can be stored from this process; empty if something can.
         fn cut_off(self: &Records) -> String;
-        fn wait(self: &Records, i: i64, nanos: u64);
-        fn abandon(self: &Records, i: i64);
-        unsafe fn fill(self: &Records, i: i64, schema: u16, parts: &[Part]) -> Result<Put>;
         fn intern(self: &Records, schema: &[u8]) -> u16;
         fn schema(self: &Records, number: u16) -> Vec<u8>;
         fn clear(self: &Records) -> Result<()>;
@@ -485,6 +483,18 @@ pub mod ffi {
         fn frozen_reason(self: &Records) -> Result<String>;
         fn location(self: &Records) -> Result<Location>;
         fn options(self: &Records) -> Result<RecordOptions>;
+    }
+
+    extern "Rust" {
+        /// Samples that somebody wants: who loads which.
+        type Acquiring;
+
+        fn acquire(self: &Records, indices: &[i64], nanos: u64) -> Result<Box<Acquiring>>;
+        fn next_to_load(self: &mut Acquiring) -> Result<Vec<i64>>;
+        fn outlook(self: &Acquiring, index: i64) -> Outlook;
+        unsafe fn fill(self: &mut Acquiring, i: i64, schema: u16, parts: &[Part]) -> Result<Put>;
+        fn abandon(self: &mut Acquiring, i: i64);
+        fn give_back(self: &mut Acquiring);
     }
 
     extern "Rust" {

@@ -4,6 +4,7 @@
 //! it, [`guard`] what keeps a panic from crossing.
 #![deny(unsafe_code)]
 
+mod acquiring;
 mod batches;
 mod bridge;
 mod files;

@@ -6,19 +6,17 @@ use crate::guard::{Crossing, calm, guard};
 use crate::handle::{
     argument, backing, hashed, huge_pages, huge_pages_word, join_of, location, unknown, whole,
 };
-use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 use stocache::records::INLINE;
-use stocache::{
-    Claim, Geometry, Opened, Put, Record, RecordStore, RecordsGeometry, Request, random_name,
-};
+use stocache::tiers::Levels;
+use stocache::{Geometry, Opened, Record, RecordStore, RecordsGeometry, Request, random_name};
 
 type Result<T> = std::result::Result<T, Crossing>;
 
 /// A store of records, open in this process.
 pub struct Records {
-    store: Arc<RecordStore>,
+    levels: Arc<Levels>,
     opened: Opened,
 }
 
@@ -51,14 +49,19 @@ pub fn open_records(options: &ffi::RecordOptions) -> Result<Box<Records>> {
             join: join_of(&options.instance, options.pid, options.fd),
         };
         let (store, opened) = RecordStore::open(&request)?;
-        Ok(Box::new(Records { store, opened }))
+        Ok(Box::new(Records { levels: Levels::new(store, Vec::new()), opened }))
     })
 }
 
 impl Records {
     /// The store itself.
     pub fn store(&self) -> &Arc<RecordStore> {
-        &self.store
+        self.levels.memory()
+    }
+
+    /// The store and what is below it.
+    pub fn levels(&self) -> &Arc<Levels> {
+        &self.levels
     }
 
     /// Where the record of sample `i` is.
@@ -67,10 +70,10 @@ impl Records {
             let data = std::ptr::null();
             ffi::RecordAt { data, len: 0, schema: 0, region: 0, generation: 0 }
         };
-        calm(nothing(), || match self.store.index(i).and_then(|i| self.store.find(i)) {
+        calm(nothing(), || match self.store().index(i).and_then(|i| self.store().find(i)) {
             None => nothing(),
             Some(Record { at, len, schema, region, generation }) => ffi::RecordAt {
-                data: self.store.segment().mapping().at(at, len).as_ptr(),
+                data: self.store().segment().mapping().at(at, len).as_ptr(),
                 len,
                 schema,
                 region,
@@ -81,33 +84,23 @@ impl Records {
 
     /// Whether what was read of that region until now were records of that generation.
     pub fn is_whole(&self, region: u32, generation: u32) -> bool {
-        calm(false, || self.store.is_whole(region, generation))
+        calm(false, || self.store().is_whole(region, generation))
     }
 
     pub fn note(&self, hits: u64, misses: u64) {
-        calm((), || self.store.note(hits, misses));
+        calm((), || self.store().note(hits, misses));
     }
 
     pub fn note_loads(&self, loads: u64, nanos: u64) {
-        calm((), || self.store.note_loads(loads, Duration::from_nanos(nanos)));
+        calm((), || self.store().note_loads(loads, Duration::from_nanos(nanos)));
     }
 
     pub fn note_unsupported(&self, samples: u64) {
-        calm((), || self.store.note_unsupported(samples));
+        calm((), || self.store().note_unsupported(samples));
     }
 
     pub fn is_first_to_tell(&self, what: u32) -> bool {
-        calm(false, || self.store.is_first_to_tell(what))
-    }
-
-    pub fn begin(&self, i: i64) -> ffi::Claim {
-        let begun = || match self.store.index(i).map(|i| self.store.begin(i)) {
-            Some(Claim::LoadAndStore) => ffi::Claim::LoadAndStore,
-            Some(Claim::Present) => ffi::Claim::Present,
-            Some(Claim::LoadingElsewhere) => ffi::Claim::LoadingElsewhere,
-            Some(Claim::LoadOnly) | None => ffi::Claim::LoadOnly,
-        };
-        calm(ffi::Claim::LoadOnly, begun)
+        calm(false, || self.store().is_first_to_tell(what))
     }
 
     /// Why nothing can be stored from this process; empty if something can.
@@ -115,57 +108,26 @@ impl Records {
         let why = "this process closed a descriptor of the cache, which it does not own: what is \
                    cached is used, and nothing more is stored from here; construct the cache after \
                    closing descriptors";
-        let cut_off = calm(false, || self.store.is_cut_off());
+        let cut_off = calm(false, || self.store().is_cut_off());
         if cut_off { why.to_string() } else { String::new() }
-    }
-
-    pub fn wait(&self, i: i64, nanos: u64) {
-        let patience = Duration::from_nanos(nanos);
-        calm((), || self.store.index(i).into_iter().for_each(|i| self.store.wait(i, patience)));
-    }
-
-    pub fn abandon(&self, i: i64) {
-        calm((), || self.store.index(i).into_iter().for_each(|i| self.store.abandon(i)));
-    }
-
-    /// # Safety
-    /// The parts must be readable for the length of the call.
-    pub unsafe fn fill(&self, i: i64, schema: u16, parts: &[ffi::Part]) -> Result<ffi::Put> {
-        guard(|| {
-            let slice = |part: &ffi::Part| match part.len {
-                0 => IoSlice::new(&[]),
-                // SAFETY: by the caller's promise.
-                len => IoSlice::new(unsafe { std::slice::from_raw_parts(part.data, len) }),
-            };
-            let parts: Vec<IoSlice<'_>> = parts.iter().map(slice).collect();
-            let Some(i) = self.store.index(i) else { return Ok(ffi::Put::StoredElsewhere) };
-            Ok(match self.store.fill(i, schema, &parts)? {
-                Put::Stored => ffi::Put::Stored,
-                Put::StoredElsewhere => ffi::Put::StoredElsewhere,
-                Put::NoRoom => ffi::Put::NoRoom,
-                Put::TooLarge => ffi::Put::TooLarge,
-                Put::Refused(true) => ffi::Put::Froze,
-                Put::Refused(false) => ffi::Put::Refused,
-            })
-        })
     }
 
     /// The schema's number, or INLINE.
     pub fn intern(&self, schema: &[u8]) -> u16 {
-        calm(INLINE, || self.store.intern(schema).unwrap_or(INLINE))
+        calm(INLINE, || self.store().intern(schema).unwrap_or(INLINE))
     }
 
     /// Empty if there is none of that number.
     pub fn schema(&self, number: u16) -> Vec<u8> {
-        calm(Vec::new(), || self.store.schema(number).unwrap_or_default())
+        calm(Vec::new(), || self.store().schema(number).unwrap_or_default())
     }
 
     pub fn clear(&self) -> Result<()> {
-        guard(|| Ok(self.store.clear()?))
+        guard(|| Ok(self.store().clear()?))
     }
 
     pub fn stats(&self) -> Result<ffi::RecordStats> {
-        let s = guard(|| Ok::<_, Crossing>(self.store.stats()))?;
+        let s = guard(|| Ok::<_, Crossing>(self.store().stats()))?;
         Ok(ffi::RecordStats {
             hits: s.hits,
             misses: s.misses,
@@ -182,31 +144,31 @@ impl Records {
             filled: s.filled,
             used_bytes: s.used_bytes,
             data_bytes: s.data_bytes,
-            dataset_len: self.store.geometry().dataset_len,
+            dataset_len: self.store().geometry().dataset_len,
             frozen: s.frozen,
         })
     }
 
     pub fn frozen_reason(&self) -> Result<String> {
-        guard(|| Ok(self.store.frozen_reason()))
+        guard(|| Ok(self.store().frozen_reason()))
     }
 
     pub fn location(&self) -> Result<ffi::Location> {
-        guard(|| Ok(location(self.store.segment(), self.opened)))
+        guard(|| Ok(location(self.store().segment(), self.opened)))
     }
 
     /// The options that lead here again, or to an equal store if this one is gone.
     pub fn options(&self) -> Result<ffi::RecordOptions> {
-        let (location, header) = (self.location()?, self.store.segment().header());
+        let (location, header) = (self.location()?, self.store().segment().header());
         Ok(ffi::RecordOptions {
             limit_bytes: header.geometry.extent().map_or(0, |extent| extent.total),
-            dataset_len: self.store.geometry().dataset_len as i64,
-            policy: if self.store.recycles() { "lru" } else { "freeze" }.to_string(),
+            dataset_len: self.store().geometry().dataset_len as i64,
+            policy: if self.store().recycles() { "lru" } else { "freeze" }.to_string(),
             name: location.name,
             backing: location.backing,
             keep: header.keep,
             fingerprint: format!("{:032x}", header.fingerprint),
-            huge_pages: huge_pages_word(self.store.segment()),
+            huge_pages: huge_pages_word(self.store().segment()),
             instance: location.instance,
             pid: location.pid,
             fd: location.fd,

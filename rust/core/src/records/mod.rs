@@ -9,11 +9,13 @@
 //! | `index` | which record is a sample's |
 //! | `base` | the store as it lies in its segment: its parts, its lease, its locks |
 //! | `format` | the words of the index |
+//! | [`portable`] | a record that can travel: sealed, and believed only when its checksum says so |
 //! | [`schema`] | a schema, parsed: where the parts of a sample lie in its record |
 
 mod base;
 mod format;
 mod index;
+pub mod portable;
 mod regions;
 pub mod schema;
 mod schemas;

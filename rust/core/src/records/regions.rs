@@ -24,7 +24,7 @@
 //! whoever meets it doubts the count of that region; who wants to know then counts anew, by the index.
 
 use super::base::{LOCK_PATIENCE, RecordStore};
-use super::format::{LAST_GENERATION, pack_count, unpack_count};
+use super::format::{HEAD_BYTES, LAST_GENERATION, Record, pack_count, unpack_count, unpack_head};
 use crate::fault::{Fault, active as broken, reached};
 use crate::segment::claim::{LEASES, Lease, Orphans};
 use crate::segment::counters::Count;
@@ -33,6 +33,8 @@ use crate::sys::mapping::Mapping;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
+/// So much of a region is read at once to find its records; a page costs as much as a head.
+const BLOCK: usize = 4096;
 /// No region is active: somebody is emptying all of them, or died doing so, or all were being written
 /// to then. Who needs room chooses one.
 const NONE: u64 = u64::MAX;
@@ -62,10 +64,15 @@ pub fn count_records(geometry: &RecordsGeometry, mapping: &Mapping) -> Option<u6
     Some((0..geometry.regions).map(held).sum())
 }
 
+/// What a record of `len` bytes takes. Also one without any has a byte of its region.
+fn room_for(len: u64) -> u64 {
+    HEAD_BYTES + len.next_multiple_of(RECORD_ALIGN).max(RECORD_ALIGN)
+}
+
 /// Room for a record, and the right to write there while this lives.
 pub(super) struct Reserved<'a> {
     _writing: Writing<'a>,
-    /// Its first byte, from the first byte of all records.
+    /// Its head, from the first byte of all records.
     pub(super) at: u64,
     pub(super) region: u64,
     pub(super) generation: u32,
@@ -139,9 +146,9 @@ impl RecordStore {
         self.leases().mine_after(|| self.slots(), |lease| self.forget_writer(lease))
     }
 
-    /// Finds room for a record of `len` bytes. None if there is none to be had.
+    /// Finds room for a record of `len` bytes and its head. None if there is none to be had.
     pub(super) fn reserve(&self, lease: Lease, len: u64) -> Option<Reserved<'_>> {
-        let room = len.next_multiple_of(RECORD_ALIGN).max(RECORD_ALIGN);
+        let room = room_for(len);
         let end = self.geometry().region_bytes();
         let began = Instant::now();
         // Each round, the active region is full or another one became active.
@@ -325,6 +332,42 @@ impl RecordStore {
     }
 
     // What there is
+
+    /// The records of region `r`, each with the number of its sample, in the order in which they lie
+    /// there. Costs what the region holds. As with `find`, they may be gone when they are looked at.
+    pub fn records_in(&self, r: u64) -> impl Iterator<Item = (usize, Record)> + '_ {
+        let (first, bytes) = (r * self.geometry().region_bytes(), self.geometry().region_bytes());
+        let end = first + self.region(r, CURSOR).load(Ordering::Acquire).min(bytes);
+        let mut at = first;
+        let (mut block, mut block_at, mut read) = (vec![0; BLOCK], first, 0);
+        std::iter::from_fn(move || {
+            while at + HEAD_BYTES < end {
+                let here = self.layout().data_at + at;
+                if (at - block_at) as usize + HEAD_BYTES as usize > read {
+                    block_at = at;
+                    read = self.segment().read(&mut block, here);
+                    if read < HEAD_BYTES as usize {
+                        return None;
+                    }
+                }
+                let (key, len, schema) = unpack_head(&block[(at - block_at) as usize..]);
+                let found = self.index(key as i64).and_then(|i| Some((i, self.find(i)?)));
+                match found {
+                    Some((i, record))
+                        if broken(Fault::TrustHeads)
+                            || record.at as u64 == here + HEAD_BYTES
+                                && (record.len as u64, record.schema) == (len, schema) =>
+                    {
+                        at += room_for(len);
+                        return Some((i, record));
+                    }
+                    // A gap that the dead left, or a record that is gone.
+                    _ => at += RECORD_ALIGN,
+                }
+            }
+            None
+        })
+    }
 
     /// Bytes laid down, gaps included.
     pub(super) fn used_bytes(&self) -> u64 {

@@ -3,6 +3,7 @@
 //! They are appended one after the other, each behind its length, and never changed.
 
 use super::base::RecordStore;
+use super::portable::schema_hash;
 use crate::segment::layout::SCHEMA_BYTES;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -41,6 +42,12 @@ impl RecordStore {
     /// The schema of that number.
     pub fn schema(&self, number: u16) -> Option<Vec<u8>> {
         self.schemas().nth(usize::from(number))
+    }
+
+    /// The number that this store has given to the schema with this content hash.
+    pub fn schema_of_hash(&self, hash: u128) -> Option<u16> {
+        let number = self.schemas().position(|schema| schema_hash(&schema) == hash)?;
+        u16::try_from(number).ok()
     }
 
     fn schemas_used(&self) -> &AtomicU64 {

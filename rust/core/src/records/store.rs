@@ -16,7 +16,7 @@
 //! leave is a claim, which others take over, and a gap, which goes with its region.
 
 use super::base::RecordStore;
-use super::format::{self, MAX_RECORD, Record};
+use super::format::{self, HEAD_BYTES, MAX_RECORD, Record};
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active as broken};
 use crate::segment::claim::{self, Lease, Slots, claimed_by};
@@ -85,7 +85,7 @@ pub struct StoreStats {
 impl RecordStore {
     /// The longest record that can ever be stored.
     pub fn longest(&self) -> u64 {
-        self.geometry().region_bytes().min(MAX_RECORD)
+        self.geometry().region_bytes().saturating_sub(HEAD_BYTES).min(MAX_RECORD)
     }
 
     /// The index, if the dataset has such a sample.
@@ -210,12 +210,16 @@ impl RecordStore {
             return Ok(Put::TooLarge);
         }
         let Some(reserved) = self.reserve(lease, len) else { return Ok(Put::NoRoom) };
-        let words = format::pack(reserved.at, len, schema, reserved.generation);
+        let head = format::pack_head(i as u64, len, schema);
+        let words = format::pack(reserved.at + HEAD_BYTES, len, schema, reserved.generation);
         self.announce(i, words);
         if broken(Fault::PublishEarly) {
             self.publish(i, words);
         }
-        if let Err(errno) = self.segment().write_parts(parts, self.layout().data_at + reserved.at) {
+        let parts: Vec<IoSlice<'_>> =
+            [IoSlice::new(&head)].into_iter().chain(parts.iter().copied()).collect();
+        let at = self.layout().data_at + reserved.at;
+        if let Err(errno) = self.segment().write_parts(&parts, at) {
             if let Some(error) = Error::unwritable("sample", errno) {
                 return Err(error);
             }

@@ -19,9 +19,9 @@ const FIRST_WAIT: Duration = Duration::from_secs(10);
 
 impl RecordStore {
     /// Waits until nobody is loading sample `i`: for `patience`, and longer where loading is seen
-    /// to take longer. Returns when the loader has died; `begin` then takes over. Also returns when
-    /// the caller wants to be let go.
-    pub fn wait(&self, i: usize, patience: Duration) {
+    /// to take longer. Returns when the loader has died; `begin` then takes over. True if the caller
+    /// wants to be let go.
+    pub fn wait(&self, i: usize, patience: Duration) -> bool {
         self.counters().add(Count::Waits, 1);
         let began = Instant::now();
         let mut until = patience;
@@ -31,12 +31,12 @@ impl RecordStore {
             if began.elapsed() >= until {
                 until += patience;
                 if patience.is_zero() || !self.is_worth_waiting(i, began.elapsed()) {
-                    return;
+                    return false;
                 }
             }
             std::thread::sleep(nap);
             if asking.is_interrupted() {
-                return;
+                return true;
             }
             nap = (nap * 2).min(Duration::from_millis(1));
             // Its loader may have died: then `begin` takes it over.
@@ -47,6 +47,7 @@ impl RecordStore {
         if self.find(i).is_some() {
             self.learn(began.elapsed());
         }
+        false
     }
 
     /// Whether a loader that lives and was waited for so long may be expected to come to an end. One

@@ -126,6 +126,16 @@ impl Segment {
         write_all(self.fd(), bytes, at)
     }
 
+    /// Reads what is at `at` with pread, which leaves a hole a hole: to touch one through the mapping
+    /// takes memory, and is a SIGBUS where there is none. How many bytes; 0 if the descriptor is not
+    /// ours any more.
+    pub(crate) fn read(&self, bytes: &mut [u8], at: u64) -> usize {
+        if !self.anchor.is_ours() {
+            return 0;
+        }
+        rustix::io::pread(self.fd(), bytes, at).unwrap_or(0)
+    }
+
     /// As `write`, of several parts that follow each other.
     pub(crate) fn write_parts(&self, parts: &[IoSlice<'_>], at: u64) -> rustix::io::Result<()> {
         if active(Fault::WriteThroughMapping) {

@@ -63,7 +63,7 @@ pub use crate::segment::slots_layout::{MAX_DIMS, SlotsGeometry, SlotsLayout};
 pub use crate::segment::table_layout::{TableGeometry, TableLayout};
 
 /// The number of this format; part of a segment's name, so that versions never meet.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 const MAGIC: [u8; 8] = *b"stocache";
 const CHECKSUM_AT: usize = HEADER_BYTES - 8;
 const FLAG_KEEP: u32 = 1;
@@ -246,9 +246,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GOLDEN_CHECKSUM: u64 = 15_325_641_974_674_124_620;
+    const GOLDEN_CHECKSUM: u64 = 17_732_935_327_229_248_565;
 
-    const GOLDEN_CHECKSUM_OF_A_TABLE: u64 = 15_751_323_736_257_782_614;
+    const GOLDEN_CHECKSUM_OF_A_TABLE: u64 = 9_949_229_791_037_051_395;
 
     fn header() -> Header {
         Header {
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn header_bytes_of_this_format_are_these() {
         let bytes = header().encode().unwrap();
-        assert_eq!(&bytes[..16], b"stocache\x02\0\0\0\x03\0\0\0");
+        assert_eq!(&bytes[..16], b"stocache\x03\0\0\0\x03\0\0\0");
         assert_eq!(&bytes[16..24], &[4, 3, 2, 1, 0, 0, 0, 0]);
         assert_eq!(
             &bytes[32..64],
@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn header_bytes_of_a_table_of_files_are_these() {
         let bytes = table().encode().unwrap();
-        assert_eq!(&bytes[..16], b"stocache\x02\0\0\0\0\0\0\0");
+        assert_eq!(&bytes[..16], b"stocache\x03\0\0\0\0\0\0\0");
         assert_eq!(&bytes[16..24], &[4, 3, 2, 1, 0, 0, 0, 0]);
         assert_eq!(&bytes[32..40], &[0xe8, 3, 0, 0, 0, 0, 0, 0]); // 1000 entries
         assert_eq!(&bytes[40..48], &[200, 0, 0, 0, 0, 0, 0, 0]); // 200 expected

@@ -1,0 +1,289 @@
+//! The way of samples from where they are to a caller that wants them.
+//!
+//! ```text
+//!   wanted ── begin ──┬─ in memory ───────────────────────────────────────► there
+//!                     ├─ ours ──┬─ found below ──┬─ room in memory ───────► there
+//!                     │         │                └─ no room ──────────────► given
+//!                     │         └─ the caller loads it ── fill ──┬────────► there
+//!                     │                                          ├─ below
+//!                     │                                          └─ the caller alone has it
+//!                     └─ another process loads it ── wait ── begin, once more
+//! ```
+//!
+//! Nobody else decides who loads what. A sample is claimed before anything below memory is asked, so
+//! that one process of the node asks, loads and stores it; the claim ends when it is filled, when the
+//! caller comes back without it, or with this object, or with this process. What others load is
+//! waited for last, when there is nothing else to do, and for a bounded time (`records/waiting.rs`).
+
+use super::levels::{Fetched, Levels};
+use crate::error::Result;
+use crate::fault::{Fault, active as broken};
+use crate::records::{Claim, Put};
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Samples that somebody wants.
+pub struct Acquiring {
+    levels: Arc<Levels>,
+    wanted: Vec<(usize, State)>,
+    /// Who claims: a forked child has nothing of its parent's.
+    process: u32,
+    patience: Duration,
+}
+
+// Samples that are loaded in a thread are filled in it or in another.
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<Acquiring>();
+};
+
+/// Who stores a sample in memory that is the caller's to load.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Store {
+    /// The caller: it is claimed.
+    Caller,
+    /// The process that was waited for in vain.
+    Another,
+    /// Nobody: memory takes nothing now.
+    Nobody,
+}
+
+/// What is known of a sample.
+enum State {
+    /// Nothing yet.
+    New,
+    /// Another process is loading it.
+    Elsewhere,
+    /// It is to be found below, or loaded.
+    Ours(Store),
+    /// The caller loads it.
+    Loading(Store),
+    /// In memory, or the caller has it.
+    There,
+    /// It came from below, and memory did not take it.
+    Given(Fetched),
+}
+
+/// What became of a sample that was loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filled {
+    /// In memory.
+    pub memory: Put,
+    /// Whether a level below has taken it.
+    pub below: bool,
+}
+
+/// What becomes of a sample that the caller is to load, if it puts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outlook {
+    /// It is stored, if there is room.
+    Stored,
+    /// Another process stores it.
+    StoredElsewhere,
+    /// Nobody takes it.
+    Refused,
+}
+
+impl Levels {
+    /// Begins with these samples; one that comes twice is wanted once. `patience` is the least time
+    /// that another process's load is waited for.
+    pub fn acquire(self: &Arc<Self>, indices: &[usize], patience: Duration) -> Acquiring {
+        let mut wanted: Vec<(usize, State)> = Vec::with_capacity(indices.len());
+        let mut seen = std::collections::HashSet::new();
+        for &index in indices {
+            if indices.len() == 1 || seen.insert(index) {
+                wanted.push((index, State::New));
+            }
+        }
+        Acquiring { levels: Arc::clone(self), wanted, process: std::process::id(), patience }
+    }
+}
+
+impl Acquiring {
+    /// The samples that the caller is to load now. Whoever comes back has filled those that it was
+    /// given before, or does not want to. None left: all others are in memory, or `given`.
+    ///
+    /// The first call gives all that nobody else is loading; the next one waits for those that
+    /// somebody is, and gives what did not come.
+    pub fn next_to_load(&mut self) -> Vec<usize> {
+        self.check_process();
+        self.give_back();
+        self.begin(true);
+        let ours = self.fetch_and_hand_out();
+        if !ours.is_empty() {
+            return ours;
+        }
+        for (index, state) in &mut self.wanted {
+            if matches!(state, State::Elsewhere) {
+                if self.levels.memory().wait(*index, self.patience) {
+                    return Vec::new(); // the caller wants to be let go
+                }
+                *state = State::New;
+            }
+        }
+        self.begin(false);
+        self.fetch_and_hand_out()
+    }
+
+    /// Stores a sample that was loaded.
+    pub fn fill(&mut self, index: usize, schema: u16, parts: &[IoSlice<'_>]) -> Result<Filled> {
+        Ok(self.fill_many(&[(index, schema, parts)])?[0])
+    }
+
+    /// Stores samples that were loaded. Where one cannot be written, which is an error, the claims of
+    /// those after it end with this object.
+    pub fn fill_many(&mut self, records: &[(usize, u16, &[IoSlice<'_>])]) -> Result<Vec<Filled>> {
+        self.check_process();
+        let mut filled = Vec::with_capacity(records.len());
+        for &(index, schema, parts) in records {
+            let memory = match self.take(index) {
+                Store::Caller => self.levels.memory().fill(index, schema, parts)?,
+                Store::Another => Put::StoredElsewhere,
+                Store::Nobody => Put::Refused(false),
+            };
+            filled.push(Filled { memory, below: false });
+        }
+        if self.levels.has_more() {
+            let no_room = |filled: &Filled| {
+                matches!(filled.memory, Put::NoRoom | Put::TooLarge | Put::Refused(_))
+            };
+            let left: Vec<usize> = (0..filled.len()).filter(|&k| no_room(&filled[k])).collect();
+            let rest: Vec<_> = left.iter().map(|&k| records[k]).collect();
+            for (&k, taken) in left.iter().zip(self.levels.pass_down(&rest)) {
+                filled[k].below = taken;
+            }
+        }
+        Ok(filled)
+    }
+
+    /// The record of a sample that came from below and is not in memory.
+    pub fn given(&self, index: usize) -> Option<&Fetched> {
+        self.wanted.iter().find_map(|(wanted, state)| match state {
+            State::Given(fetched) if *wanted == index => Some(fetched),
+            _ => None,
+        })
+    }
+
+    /// What becomes of a sample if it is filled; None unless the caller is to load it.
+    pub fn outlook(&self, index: usize) -> Option<Outlook> {
+        if self.process != std::process::id() {
+            return None;
+        }
+        let store = self.wanted.iter().find_map(|(wanted, state)| match state {
+            State::Loading(store) if *wanted == index => Some(*store),
+            _ => None,
+        })?;
+        Some(match store {
+            Store::Caller => Outlook::Stored,
+            Store::Another => Outlook::StoredElsewhere,
+            Store::Nobody if self.levels.has_more() => Outlook::Stored,
+            Store::Nobody => Outlook::Refused,
+        })
+    }
+
+    /// Gives one back that was to be loaded and will not be filled.
+    pub fn abandon(&mut self, index: usize) {
+        self.check_process();
+        if self.take(index) == Store::Caller {
+            self.levels.memory().abandon(index);
+        }
+    }
+
+    /// Gives back what was to be loaded and was not filled.
+    pub fn give_back(&mut self) {
+        let ours = self.process == std::process::id();
+        for (index, state) in &mut self.wanted {
+            if let State::Loading(store) | State::Ours(store) = *state {
+                if store == Store::Caller && ours && !broken(Fault::KeepClaims) {
+                    self.levels.memory().abandon(*index);
+                }
+                *state = State::There;
+            }
+        }
+    }
+
+    /// In a child, its parent's claims are its parent's.
+    fn check_process(&mut self) {
+        if self.process == std::process::id() {
+            return;
+        }
+        self.process = std::process::id();
+        for (_, state) in &mut self.wanted {
+            if matches!(state, State::Ours(_) | State::Loading(_)) {
+                *state = State::New;
+            }
+        }
+    }
+
+    fn begin(&mut self, may_wait: bool) {
+        for (index, state) in &mut self.wanted {
+            if matches!(state, State::New) {
+                *state = match self.levels.memory().begin(*index) {
+                    Claim::Present => State::There,
+                    Claim::LoadAndStore => State::Ours(Store::Caller),
+                    Claim::LoadOnly => State::Ours(Store::Nobody),
+                    Claim::LoadingElsewhere if may_wait => State::Elsewhere,
+                    Claim::LoadingElsewhere => State::Ours(Store::Another),
+                };
+            }
+        }
+    }
+
+    /// Looks below for what is ours; the rest is the caller's to load.
+    fn fetch_and_hand_out(&mut self) -> Vec<usize> {
+        if self.levels.has_more() {
+            self.fetch();
+        }
+        let mut handed_out = Vec::new();
+        for (index, state) in &mut self.wanted {
+            if let State::Ours(store) = *state {
+                *state = State::Loading(store);
+                handed_out.push(*index);
+            }
+        }
+        handed_out
+    }
+
+    fn fetch(&mut self) {
+        let levels = Arc::clone(&self.levels);
+        let positions: Vec<usize> = (0..self.wanted.len())
+            .filter(|&k| matches!(self.wanted[k].1, State::Ours(_)))
+            .collect();
+        let indices: Vec<usize> = positions.iter().map(|&k| self.wanted[k].0).collect();
+        levels.fetch(&indices, &mut |which, fetched| {
+            let (index, state) = &mut self.wanted[positions[which]];
+            let State::Ours(store) = *state else { return Some(fetched) };
+            if store == Store::Caller {
+                let record = [IoSlice::new(fetched.bytes())];
+                // It ends the claim in any case. A write that fails leaves what came to the caller.
+                let put = levels.memory().fill(*index, fetched.schema, &record);
+                if matches!(put, Ok(Put::Stored)) {
+                    *state = State::There;
+                    return Some(fetched);
+                }
+            }
+            *state = State::Given(fetched);
+            None
+        });
+    }
+
+    /// Who stores a sample that the caller was to load, and has now.
+    fn take(&mut self, index: usize) -> Store {
+        for (wanted, state) in &mut self.wanted {
+            if *wanted == index
+                && let State::Loading(store) = *state
+            {
+                *state = State::There;
+                return store;
+            }
+        }
+        Store::Another
+    }
+}
+
+impl Drop for Acquiring {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}

@@ -1,0 +1,330 @@
+//! Memory and what is below it.
+//!
+//! A record comes up checked: the seal, the key, the dataset, and that its schema asks for no pickle,
+//! whatever wrote it. A record goes down sealed, if its schema asks for none. Trouble of a tier is a
+//! miss that is counted; its first words are kept for whoever tells people.
+
+use super::tier::{Lent, Sealed, Sink, Tier, TierStats};
+use crate::fault::{Fault, active as broken};
+use crate::records::portable::{self, HEAD, Head};
+use crate::records::schema::Schema;
+use crate::records::{INLINE, MAX_RECORD, RecordStore};
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long a level may take for what a batch lacks, before the samples are loaded instead.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// So many buffers are kept for the records of the next batch.
+const BUFFERS: usize = 64;
+
+/// Memory, and the tiers below it, the nearest first.
+pub struct Levels {
+    memory: Arc<RecordStore>,
+    below: Vec<Level>,
+    /// Memory that records were read into before: its pages are there. Only tried to lock, because a
+    /// forked child may find it locked by a thread that it does not have.
+    buffers: Mutex<Vec<Vec<u8>>>,
+}
+
+/// One tier, and what this process saw of it.
+struct Level {
+    tier: Box<dyn Tier>,
+    /// Schemas that this process gave to it. Only tried to lock, as above.
+    told: Mutex<Vec<u128>>,
+    fetched: AtomicU64,
+    damaged: AtomicU64,
+    errors: AtomicU64,
+    passed_down: AtomicU64,
+    news: Mutex<Option<String>>,
+}
+
+/// What this process saw of a tier, beside what that says itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LevelStats {
+    /// What the tier says.
+    pub tier: TierStats,
+    /// Records that came from it and were whole.
+    pub fetched: u64,
+    /// Records that came from it and were something else.
+    pub damaged: u64,
+    /// Calls that failed.
+    pub errors: u64,
+    /// Records that it took.
+    pub passed_down: u64,
+}
+
+/// A record from below, for the caller: it did not find room in memory, or nobody may store it now.
+pub struct Fetched {
+    /// The number of its schema in memory, or INLINE.
+    pub schema: u16,
+    memory: Vec<u8>,
+    len: usize,
+}
+
+impl Fetched {
+    /// The bytes of the record.
+    pub fn bytes(&self) -> &[u8] {
+        &self.memory[HEAD..self.len]
+    }
+}
+
+impl Levels {
+    /// Memory alone, or with these tiers below it, the nearest first.
+    pub fn new(memory: Arc<RecordStore>, below: Vec<Box<dyn Tier>>) -> Arc<Self> {
+        let level = |tier| Level {
+            tier,
+            told: Mutex::default(),
+            fetched: AtomicU64::new(0),
+            damaged: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            passed_down: AtomicU64::new(0),
+            news: Mutex::default(),
+        };
+        let below = below.into_iter().map(level).collect();
+        Arc::new(Self { memory, below, buffers: Mutex::default() })
+    }
+
+    /// The first level.
+    pub fn memory(&self) -> &Arc<RecordStore> {
+        &self.memory
+    }
+
+    /// Whether there is anything below memory.
+    pub fn has_more(&self) -> bool {
+        !self.below.is_empty()
+    }
+
+    /// Of each tier, the nearest first.
+    pub fn stats(&self) -> Vec<LevelStats> {
+        let of = |level: &Level| LevelStats {
+            tier: level.tier.stats(),
+            fetched: level.fetched.load(Ordering::Relaxed),
+            damaged: level.damaged.load(Ordering::Relaxed),
+            errors: level.errors.load(Ordering::Relaxed),
+            passed_down: level.passed_down.load(Ordering::Relaxed),
+        };
+        self.below.iter().map(of).collect()
+    }
+
+    /// What a tier said when it first failed, once: for one warning.
+    pub fn news(&self) -> Option<String> {
+        self.below.iter().find_map(|level| level.news.try_lock().ok()?.take())
+    }
+
+    /// Asks the levels below for these samples. `arrived` gets each that is found, by its position, and
+    /// gives back what it does not keep.
+    pub(super) fn fetch(
+        &self,
+        indices: &[usize],
+        arrived: &mut dyn FnMut(usize, Fetched) -> Option<Fetched>,
+    ) {
+        let deadline = Instant::now() + DEADLINE;
+        let mut missing: Vec<usize> = (0..indices.len()).collect();
+        for level in &self.below {
+            if missing.is_empty() {
+                return;
+            }
+            let keys: Vec<u64> = missing.iter().map(|&which| indices[which] as u64).collect();
+            let mut arriving = Arriving {
+                levels: self,
+                wanted: vec![true; keys.len()],
+                keys: &keys,
+                unknown: Vec::new(),
+                damaged: 0,
+                arrived: &mut |which, fetched| arrived(missing[which], fetched),
+            };
+            level.count_error(level.tier.get_many(&keys, &mut arriving, deadline));
+            arriving.learn_schemas(level);
+            let Arriving { wanted, damaged, .. } = arriving;
+            level.damaged.fetch_add(damaged, Ordering::Relaxed);
+            let found = wanted.iter().filter(|&&wanted| !wanted).count();
+            level.fetched.fetch_add(found as u64, Ordering::Relaxed);
+            missing = missing.iter().zip(&wanted).filter(|(_, w)| **w).map(|(&m, _)| m).collect();
+        }
+    }
+
+    /// Gives records to the levels below, each to the first that takes it; whether one did.
+    pub(super) fn pass_down(&self, records: &[(usize, u16, &[IoSlice<'_>])]) -> Vec<bool> {
+        let mut taken = vec![false; records.len()];
+        let fingerprint = self.memory.segment().header().fingerprint;
+        for level in &self.below {
+            let mut which = Vec::new();
+            let mut sealed = Vec::new();
+            for (k, &(index, number, parts)) in
+                records.iter().enumerate().filter(|(k, _)| !taken[*k])
+            {
+                let Some(schema) = self.travels(level, number, parts) else { continue };
+                let len = parts.iter().map(|part| part.len() as u64).sum();
+                let head = Head { key: index as u64, fingerprint, schema, len };
+                sealed.push(Sealed {
+                    key: index as u64,
+                    head: portable::seal(&head, parts),
+                    parts,
+                });
+                which.push(k);
+            }
+            if sealed.is_empty() {
+                continue;
+            }
+            let mut here = vec![false; sealed.len()];
+            level.count_error(level.tier.put_many(&sealed, &mut here));
+            for (&k, _) in which.iter().zip(&here).filter(|(_, here)| **here) {
+                taken[k] = true;
+                level.passed_down.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        taken
+    }
+
+    /// Under which hash the schema of a record is known below (`Some(None)`: the record brings it).
+    /// None if such records do not travel, or the tier does not take the schema.
+    fn travels(&self, level: &Level, number: u16, parts: &[IoSlice<'_>]) -> Option<Option<u128>> {
+        if number == INLINE {
+            // It stands in the first part; more is not looked at.
+            return inline_schema(parts.first()?).is_some_and(is_safe).then_some(None);
+        }
+        let schema = self.memory.schema(number)?;
+        if !is_safe(&schema) {
+            return None;
+        }
+        let hash = portable::schema_hash(&schema);
+        let told = level.told.try_lock().is_ok_and(|told| told.contains(&hash));
+        if !told {
+            level.count_error(level.tier.put_schema(hash, &schema)).then_some(())?;
+            if let Ok(mut told) = level.told.try_lock() {
+                told.push(hash);
+            }
+        }
+        Some(Some(hash))
+    }
+
+    fn buffer(&self, len: usize) -> Vec<u8> {
+        let mut kept = self.buffers.try_lock().ok().and_then(|mut kept| kept.pop());
+        let buffer = kept.get_or_insert_default();
+        if buffer.len() < len {
+            buffer.resize(len, 0);
+        }
+        std::mem::take(buffer)
+    }
+
+    /// Takes memory back, for the next record.
+    pub(super) fn reuse(&self, fetched: Fetched) {
+        self.keep(fetched.memory);
+    }
+
+    fn keep(&self, buffer: Vec<u8>) {
+        if let Ok(mut kept) = self.buffers.try_lock()
+            && kept.len() < BUFFERS
+        {
+            kept.push(buffer);
+        }
+    }
+}
+
+impl Level {
+    /// Counts a failure and keeps the first; whether there was none.
+    fn count_error<T>(&self, outcome: crate::Result<T>) -> bool {
+        let Err(error) = outcome else { return true };
+        if self.errors.fetch_add(1, Ordering::Relaxed) == 0
+            && let Ok(mut news) = self.news.try_lock()
+        {
+            *news = Some(error.to_string());
+        }
+        false
+    }
+}
+
+/// Whether records of this schema may come from anywhere, and go there.
+fn is_safe(schema: &[u8]) -> bool {
+    Schema::parse(schema).is_ok_and(|schema| !schema.needs_pickle || broken(Fault::PicklesTravel))
+}
+
+/// The schema that a record brings: a length, and as many bytes.
+fn inline_schema(record: &[u8]) -> Option<&[u8]> {
+    let (len, rest) = record.split_first_chunk::<4>()?;
+    rest.get(..u32::from_le_bytes(*len) as usize)
+}
+
+/// Records on their way up.
+struct Arriving<'a> {
+    levels: &'a Levels,
+    keys: &'a [u64],
+    /// What has not come yet.
+    wanted: Vec<bool>,
+    /// Whole records of schemas that memory does not know.
+    unknown: Vec<(Lent, usize, u128)>,
+    damaged: u64,
+    arrived: &'a mut dyn FnMut(usize, Fetched) -> Option<Fetched>,
+}
+
+impl Sink for Arriving<'_> {
+    fn lend(&mut self, which: usize, len: usize) -> Option<Lent> {
+        let wanted = *self.wanted.get(which)?;
+        let fits = (HEAD..=HEAD + MAX_RECORD as usize).contains(&len);
+        (wanted && fits).then(|| Lent::new(which, self.levels.buffer(len), len))
+    }
+
+    fn done(&mut self, lent: Lent) {
+        let which = lent.which();
+        // A tier may say so twice, or of what it was not asked for.
+        let Some(true) = self.wanted.get(which).copied() else { return };
+        let fingerprint = self.levels.memory.segment().header().fingerprint;
+        let Ok((head, bytes)) = portable::open(&lent, self.keys[which], fingerprint) else {
+            self.damaged += 1;
+            self.levels.keep(lent.into_memory());
+            return;
+        };
+        match head.schema {
+            None if inline_schema(bytes).is_some_and(is_safe) => self.give(lent, INLINE),
+            None => self.damaged += 1,
+            Some(hash) => match self.known(hash) {
+                Some(number) => self.give(lent, number),
+                None => self.unknown.push((lent, which, hash)),
+            },
+        }
+    }
+}
+
+impl Arriving<'_> {
+    /// The number of a schema that is known in memory and asks for no pickle.
+    fn known(&self, hash: u128) -> Option<u16> {
+        let memory = &self.levels.memory;
+        let number = memory.schema_of_hash(hash)?;
+        memory.schema(number).is_some_and(|schema| is_safe(&schema)).then_some(number)
+    }
+
+    fn give(&mut self, lent: Lent, schema: u16) {
+        let (which, len) = (lent.which(), lent.len());
+        self.wanted[which] = false;
+        let fetched = Fetched { schema, memory: lent.into_memory(), len };
+        if let Some(unused) = (self.arrived)(which, fetched) {
+            self.levels.reuse(unused);
+        }
+    }
+
+    /// Asks the tier for schemas that memory does not know, once it is done with all records: it may
+    /// have one connection.
+    fn learn_schemas(&mut self, level: &Level) {
+        for (lent, which, hash) in std::mem::take(&mut self.unknown) {
+            if !self.wanted[which] {
+                continue;
+            }
+            if self.known(hash).is_none() {
+                let schema = level.tier.schema(hash);
+                if let Ok(Some(schema)) = &schema
+                    && portable::schema_hash(schema) == hash
+                    && is_safe(schema)
+                {
+                    let _full = self.levels.memory.intern(schema);
+                }
+                level.count_error(schema);
+            }
+            match self.known(hash) {
+                Some(number) => self.give(lent, number),
+                None => self.damaged += 1,
+            }
+        }
+    }
+}
