@@ -228,9 +228,9 @@ def used():
         cache.get_slot(0)
         cache.stats()
     with closed_is_told():
-        with store.loading() as loading:
-            if loading.begin(0) is _C.Claim.LOAD_AND_STORE:
-                loading.put(0, torch.zeros(200_000), False)
+        with store.acquire([0], 0.0) as samples:
+            for i in samples.to_load():
+                samples.put(i, torch.zeros(200_000), False)
         store.get(0, False)
         store.collate([0, 0], 2, False, 0)
         store.clear()
@@ -376,10 +376,9 @@ class Function:
     __hash__ = object.__hash__
 
 store = records()
-with store.loading() as loading:
-    for i in range(2):
-        loading.begin(i)
-        loading.put(i, torch.zeros(4), False)
+with store.acquire([0, 1], 0.0) as samples:
+    for i in samples.to_load():
+        samples.put(i, torch.zeros(4), False)
 kinds = [type(f"Own{i}", (), {}) for i in range(20)]
 for round in range(20):
     # Other objects under the same keys: compared, and not the same.
