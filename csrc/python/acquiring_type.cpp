@@ -1,5 +1,6 @@
 #include "python/acquiring_type.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "python/support.h"
@@ -168,7 +169,7 @@ PyObject* make_acquiring(std::shared_ptr<RecordCache> cache, const std::vector<i
                          double patience) {
   auto samples = translated([&] {
     return cache->records().acquire({indices.data(), indices.size()},
-                                    static_cast<uint64_t>(patience * 1e9));
+                                    static_cast<uint64_t>(std::clamp(patience, 0.0, 1e9) * 1e9));
   });
   auto* self = reinterpret_cast<PyAcquiring*>(type->tp_alloc(type, 0));
   if (!self) return nullptr;

@@ -22,6 +22,8 @@ _SECONDS = 1.0  # a slow source is not asked for all of them
 _HEAD_BYTES = 176 << 10
 _ENTRY_BYTES = 18
 _ALIGN = 16
+# What stands in front of each (rust/core/src/records/format.rs).
+_HEAD = 16
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Plan:
         """What the samples that were stored so far tell."""
         mean = stats.bytes / max(1, stats.fills)
         # Where they are all of one size, the padding is known; else it is half, on average.
-        mean = max(_ALIGN, mean + (-mean % _ALIGN if mean.is_integer() else _ALIGN / 2))
+        mean = max(_ALIGN, mean + (-mean % _ALIGN if mean.is_integer() else _ALIGN / 2)) + _HEAD
         return cls(
             dataset_len=stats.dataset_len,
             memory=stats.data_bytes,
@@ -128,7 +130,7 @@ def _measure(dataset: Sequence[Any], memory: int, allow_pickle: bool) -> Plan:
         except Exception as error:
             failed = f"sample {index} cannot be stored ({str(error).partition(';')[0]})"
             break
-        sizes.append(max(_ALIGN, -(-len(record) // _ALIGN) * _ALIGN))
+        sizes.append(max(_ALIGN, -(-len(record) // _ALIGN) * _ALIGN) + _HEAD)
         if time.perf_counter() - began > _SECONDS:
             break
     seconds = (time.perf_counter() - began) / max(1, len(sizes))

@@ -1506,6 +1506,16 @@ def test_the_first_line_says_what_fits(log, capsys):
         assert capsys.readouterr().out == ""
 
 
+def test_a_plan_of_small_samples_counts_all_that_they_take():
+    source = list(range(20_000))
+    plan = stocache.plan(source, "1MiB")
+    dataset = stocache.CachedDataset(source, "1MiB", verbose=False)
+    dataset.warm(num_workers=1, progress=False)
+    stats = dataset.stats()
+    assert 0 < stats.filled < 20_000 and plan.fits == stats.filled
+    dataset.close()
+
+
 def test_a_plan_says_what_fits_before_anything_is_spent(log):
     source = Counted(log, 1000, words=128)
     before = set(os.listdir("/dev/shm"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import collections
 import random
+import threading
+import time
 import warnings
 
 import pytest
@@ -259,6 +261,57 @@ def test_control_what_only_the_worker_knows_is_not(cached, monkeypatch):
 
     monkeypatch.setattr(together, "Countdown", Alone)
     assert found_by_a_worker(cached) == [1, 7]
+
+
+class SortedLater(Rows):
+    """In increasing order, once nobody looks any more."""
+
+    sorts = False
+
+    def __len__(self):
+        return 64
+
+    def __getitems__(self, indices):
+        return [self[idx] for idx in (sorted(indices) if self.sorts else indices)]
+
+
+def found_while_waiting(cached):
+    """Asked for 51, 50 and two that another one is loading, who finds in the meantime that batches
+    are none of these samples."""
+    source = SortedLater()
+    dataset = cached(source)
+    samples = dataset._stocache
+    for first in range(0, 48, 4):  # until nobody looks
+        samples.get_many([first + 1, first, first + 3, first + 2])
+        samples.get_many([first, first + 1, first + 2, first + 3])
+    held = samples.records.acquire([61, 60], 0.0)
+    held.to_load()
+    source.sorts = True
+    waits = samples.records.stats()["waits"]
+    found = []
+    thread = threading.Thread(target=lambda: found.append(samples.get_many([51, 61, 60])))
+    thread.start()
+    while samples.records.stats()["waits"] == waits:
+        time.sleep(0.001)
+    samples._together._until_others.count()
+    held.__exit__(None, None, None)
+    thread.join()
+    return [same(sample, source[idx]) for sample, idx in zip(found[0], (51, 61, 60), strict=True)]
+
+
+def test_what_others_find_while_they_are_waited_for_counts(cached):
+    assert found_while_waiting(cached) == [True, True, True]
+
+
+def test_control_who_does_not_ask_again_gives_others(cached, monkeypatch):
+    asked = Together.gives_whole_batches
+    main = threading.current_thread()
+    monkeypatch.setattr(
+        Together,
+        "gives_whole_batches",
+        lambda self: threading.current_thread() is main and asked(self),
+    )
+    assert found_while_waiting(cached) != [True, True, True]
 
 
 # What is no reason

@@ -84,8 +84,10 @@ def test_it_reaches_the_main_process_as_itself():
 def test_a_store_goes_on_after_a_refused_sample():
     store = _C.Records()
     store.open(1 << 22, 8, "freeze", "", "memfd", False, _C.fingerprint_of("x"), "no", "", 0, -1)
+    kept = []  # or they would give back what they hold as they go
     for _ in range(3):  # the claim ended each time
         samples = store.acquire([2], 0.0)
+        kept.append(samples)
         assert samples.to_load() == [2]
         with pytest.raises(UnsupportedSample, match=r"sample\[1\] is a set"):
             samples.put(2, (1, set()), False)

@@ -64,7 +64,9 @@ fn visit(store: &RecordStore, random: &mut Random, tally: &Tally) {
                 tally.add(FILLS);
             }
         }
-        Claim::LoadingElsewhere => store.wait(i, Duration::from_millis(5)),
+        Claim::LoadingElsewhere => {
+            let _interrupted = store.wait(i, Duration::from_millis(5));
+        }
         Claim::Present | Claim::LoadOnly => {}
     }
 }
@@ -159,9 +161,9 @@ fn room_comes_back(store: &RecordStore, random: &mut Random, tally: &Tally) -> R
             store.begin(*i) == Claim::LoadAndStore
                 && matches!(store.fill(*i, 0, &[IoSlice::new(&full)]), Ok(Put::Stored))
         };
-        let filled = (0..SAMPLES as usize).take_while(fits).count() as u64 * LONGEST;
-        let room = store.stats().data_bytes;
-        if filled + LONGEST <= room {
+        let _records = (0..SAMPLES as usize).take_while(fits).count();
+        let (filled, room) = (store.stats().used_bytes, store.stats().data_bytes);
+        if filled + 2 * LONGEST <= room {
             return Err(format!("round {round}: {filled} of {room} bytes could be filled again"));
         }
         store.clear().map_err(|error| error.to_string())?;

@@ -256,12 +256,14 @@ class Samples:
             return [self.load(index, to_edit) for index in indices]
         loaded: dict[int, Any] = {}
         with self.records.acquire(indices, _PATIENCE_SECONDS) as acquired:
-            while todo := acquired.to_load():
+            # Others may find meanwhile that what comes together are no samples of these indices.
+            while not self._together.gives_whole_batches() and (todo := acquired.to_load()):
                 try:
                     samples = self._load_together(function, todo)
                 except WholeBatch:
                     if whole:
                         raise
+                    loaded.clear()
                     break
                 for index, sample in samples.items():
                     self._store(acquired, index, sample)

@@ -6,7 +6,6 @@
 //!   lay out   which columns that makes; the caller then makes the memory for them
 //!   copy      rows into columns, on several threads; then each record is checked, and those that
 //!             moved meanwhile are looked for and copied again
-//!   add       what comes later: rows that were absent when the others were copied
 //! ```
 #![allow(unsafe_code)] // memory of others, and of the caller
 
@@ -119,11 +118,13 @@ impl Batch {
         self.rows.len()
     }
 
-    /// Finds out which columns there are; false if these records are not a batch. Rows may still be
-    /// absent, if no part of a sample has a length of its own.
+    /// Finds out which columns there are; false if these records are not a batch.
     pub fn lay_out(&mut self, schema: Arc<Schema>) -> bool {
+        if !self.absent.is_empty() {
+            return false;
+        }
         // SAFETY: in the mapping of a store that we hold, or by the promise of `over` or `give`.
-        self.columns = unsafe { Columns::plan(schema, &self.rows, &self.given, &self.absent) };
+        self.columns = unsafe { Columns::plan(schema, &self.rows, &self.given) };
         self.columns.is_some()
     }
 
@@ -144,25 +145,27 @@ impl Batch {
         self.columns.as_ref().map_or(0, Columns::bytes)
     }
 
-    /// Copies all rows that are there, of every column, to these addresses, each with its length, and
-    /// the strings to memory of its own.
+    /// Copies all rows of every column to these addresses, each with its length, and the strings to
+    /// memory of its own.
     ///
     /// # Safety
     /// The targets must be valid for writes of their lengths, and nobody else's meanwhile.
     pub unsafe fn copy(&mut self, to: &[(*mut u8, usize)], threads: usize) -> Result<Gathered> {
         let Some(columns) = &mut self.columns else { return Ok(Gathered::Unlike) };
-        let addresses = addresses(columns, self.rows.len(), to)?;
+        let right = to.len() == columns.columns.len()
+            && to.iter().zip(&columns.columns).all(|(&(_, len), column)| {
+                Some(len) == column.row_bytes.checked_mul(self.rows.len())
+            });
+        if !right {
+            let message =
+                "a batch was allocated with another shape, dtype or layout than asked for";
+            return Err(Error::new(Kind::State, message));
+        }
         self.texts = vec![0; columns.text_bytes];
+        let addresses: Vec<*mut u8> = to.iter().map(|&(address, _)| address).collect();
         let target = Target { columns: &addresses, texts: self.texts.as_mut_ptr() };
-        let alike = if self.absent.is_empty() {
-            // SAFETY: the rows are those of the plan; the target was checked, and is the caller's.
-            unsafe { columns.copy_all(&self.rows, &target, threads) }
-        } else {
-            let is_there = |row: &usize| !self.absent.contains(row);
-            let there: Vec<usize> = (0..self.rows.len()).filter(is_there).collect();
-            // SAFETY: as above.
-            unsafe { columns.copy_some(&self.rows, &target, threads, &there) }
-        };
+        // SAFETY: the rows are those of the plan; the target was checked, and is the caller's.
+        let alike = unsafe { columns.copy_all(&self.rows, &target, threads) };
         for _ in 0..TRIES {
             // Nothing that was read is believed before this, not even that shapes differ.
             let moved = self.origin.moved();
@@ -190,36 +193,6 @@ impl Batch {
         Ok(Gathered::Gone)
     }
 
-    /// Puts records where the first rows were absent as the others were copied to these addresses.
-    /// `Whole` unless one is not like those.
-    ///
-    /// # Safety
-    /// As for `copy`; the records must be readable, and stay as they are, for the length of the call.
-    pub unsafe fn add(
-        &mut self,
-        records: &[(u16, Row)],
-        to: &[(*mut u8, usize)],
-        threads: usize,
-    ) -> Result<Gathered> {
-        let Some(columns) = &mut self.columns else { return Ok(Gathered::Unlike) };
-        let addresses = addresses(columns, self.rows.len(), to)?;
-        let mut added = Vec::with_capacity(records.len());
-        for &(schema, record) in records {
-            let Some(row) = self.absent.pop() else { return Ok(Gathered::Unlike) };
-            // SAFETY: by the caller's promise.
-            if schema != self.schema || !unsafe { columns.replace(row, record) } {
-                return Ok(Gathered::Unlike);
-            }
-            self.rows[row] = record;
-            added.push(row);
-        }
-        let target = Target { columns: &addresses, texts: self.texts.as_mut_ptr() };
-        // SAFETY: the records fit the plan; the target was checked, and is the caller's.
-        let alike = unsafe { columns.copy_some(&self.rows, &target, threads, &added) };
-        // Records of the caller's are not looked at again.
-        Ok(if alike { Gathered::Whole } else { Gathered::Unlike })
-    }
-
     /// How many strings a row has.
     pub fn texts_per_row(&self) -> usize {
         self.columns.as_ref().map_or(0, |columns| columns.text_leaves.len())
@@ -234,20 +207,6 @@ impl Batch {
     pub fn text_bytes(&self) -> &[u8] {
         &self.texts
     }
-}
-
-/// The first byte of each column, if these are the columns.
-fn addresses(columns: &Columns, rows: usize, to: &[(*mut u8, usize)]) -> Result<Vec<*mut u8>> {
-    let right = to.len() == columns.columns.len()
-        && to
-            .iter()
-            .zip(&columns.columns)
-            .all(|(&(_, len), column)| Some(len) == column.row_bytes.checked_mul(rows));
-    if !right {
-        let message = "a batch was allocated with another shape, dtype or layout than asked for";
-        return Err(Error::new(Kind::State, message));
-    }
-    Ok(to.iter().map(|&(address, _)| address).collect())
 }
 
 fn row_of(store: &RecordStore, found: Record) -> Row {

@@ -129,8 +129,7 @@ pub struct Columns {
 impl Columns {
     /// Checks what it can about the records and finds out where their parts lie. `None` if there are
     /// none, if shapes differ, if one is damaged, or if the schema holds what default_collate refuses
-    /// or treats in a way of its own. Lengths of strings may differ. Some rows may be in `pieces`, some
-    /// `absent` until they come, if no part of a sample has a length of its own.
+    /// or treats in a way of its own. Lengths of strings may differ. Some rows may be in `pieces`.
     ///
     /// # Safety
     /// The rows must be readable, those in pieces as far as their first piece goes; so must the pieces.
@@ -138,12 +137,8 @@ impl Columns {
         schema: Arc<Schema>,
         rows: &[Row],
         pieces: &[(usize, Pieces)],
-        absent: &[usize],
     ) -> Option<Self> {
-        if rows.len() == absent.len() || !schema.collatable {
-            return None;
-        }
-        if !absent.is_empty() && !schema.all_fixed {
+        if rows.is_empty() || !schema.collatable {
             return None;
         }
         if !pieces.iter().all(|(_, pieces)| pieces.has_head(&schema)) {
@@ -162,7 +157,7 @@ impl Columns {
             schema,
         };
         // SAFETY: by the caller's promise.
-        unsafe { made.lay_out(rows, absent) }.then_some(())?;
+        unsafe { made.lay_out(rows) }.then_some(())?;
         made.find_payloads(rows, pieces)?;
         made.make_columns();
         made.make_texts()?;
@@ -234,13 +229,11 @@ impl Columns {
 
     /// # Safety
     /// As for `plan`.
-    unsafe fn lay_out(&mut self, rows: &[Row], absent: &[usize]) -> bool {
+    unsafe fn lay_out(&mut self, rows: &[Row]) -> bool {
         let leaves = self.extents.len();
-        let is_there = |row: &usize| absent.is_empty() || !absent.contains(row);
-        let Some(first) = (0..rows.len()).find(is_there) else { return false };
-        let (schema, len) = (&self.schema, rows[first].len);
+        let (schema, len) = (&self.schema, rows[0].len);
         // SAFETY: by the caller's promise.
-        if !unsafe { rows[first].read_words(schema, &mut self.words) }
+        if !unsafe { rows[0].read_words(schema, &mut self.words) }
             || !schema.lay_out(&self.words, len as u64, &mut self.extents)
         {
             return false;
@@ -248,7 +241,7 @@ impl Columns {
         if schema.all_fixed {
             // All are alike or there is no batch. The copy looks at the words: where records are
             // small, a look at each of them costs about as much as its copy, and the copy has threads.
-            return (0..rows.len()).filter(is_there).all(|row| rows[row].len == len);
+            return rows.iter().all(|row| row.len == len);
         }
         let mut words = vec![0; self.words.len()];
         for (i, row) in rows.iter().enumerate().skip(1) {

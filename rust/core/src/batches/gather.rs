@@ -52,31 +52,6 @@ impl Columns {
         alike.load(Ordering::Relaxed)
     }
 
-    /// The same for some of the rows.
-    ///
-    /// # Safety
-    /// As for `copy_all`.
-    pub(super) unsafe fn copy_some(
-        &self,
-        rows: &[Row],
-        to: &Target<'_>,
-        threads: usize,
-        which: &[usize],
-    ) -> bool {
-        let row_bytes = (self.bytes() / rows.len()).max(1);
-        let rows_each = (BYTES_PER_PART / row_bytes).clamp(1, which.len().max(1));
-        let alike = AtomicBool::new(true);
-        share(which.len().div_ceil(rows_each), threads, &|part| {
-            for &row in which.iter().skip(part * rows_each).take(rows_each) {
-                // SAFETY: by the caller's promise; each row is in one part.
-                if !unsafe { self.copy(rows, to, row..row + 1) } {
-                    alike.store(false, Ordering::Relaxed); // ordered by the end of `share`
-                }
-            }
-        });
-        alike.load(Ordering::Relaxed)
-    }
-
     /// Copies these rows of every column.
     ///
     /// # Safety

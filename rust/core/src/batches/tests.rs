@@ -286,66 +286,6 @@ fn records_that_are_not_there_can_be_given_in_pieces() {
 
 #[test]
 #[cfg_attr(miri, ignore = "a segment is a file")]
-fn rows_that_are_absent_can_be_added_when_they_come() {
-    let store = store(true);
-    let encoded: Vec<_> = (0..10).map(|i| Writer::encode(&sample(i, 100))).collect();
-    let schema = Arc::new(Schema::parse(&encoded[0].0).unwrap());
-    for i in [1, 4, 6] {
-        assert_eq!(store.begin(i), Claim::LoadAndStore);
-        store.fill(i, 0, &[IoSlice::new(&encoded[i].1)]).unwrap();
-    }
-    let row = |i: i64| {
-        let record = &encoded[i as usize].1;
-        (0, Row { data: record.as_ptr(), len: record.len() })
-    };
-    for which in [&[1, 2, 4][..], &[2, 1, 3, 3], &[9, 8, 7, 6], &[4, 4, 1]] {
-        let mut batch = Batch::find(&store, which).unwrap();
-        assert!(batch.lay_out(Arc::clone(&schema)));
-        let columns = batch.columns().to_vec();
-        let mut memory: Vec<Vec<u8>> =
-            columns.iter().map(|column| vec![0xee; column.row_bytes * which.len()]).collect();
-        let to: Vec<_> = memory.iter_mut().map(|m| (m.as_mut_ptr(), m.len())).collect();
-        // SAFETY: memory of our own.
-        assert_eq!(unsafe { batch.copy(&to, 2) }.unwrap(), Gathered::Whole);
-        // What was copied need not stay where it was.
-        store.clear().unwrap();
-        let rest: Vec<_> =
-            which.iter().filter(|i| ![1, 4, 6].contains(i)).map(|&i| row(i)).collect();
-        // SAFETY: as above; the records are our own.
-        assert_eq!(unsafe { batch.add(&rest, &to, 2) }.unwrap(), Gathered::Whole);
-        let samples: Vec<Value> = which.iter().map(|&i| sample(i, 100)).collect();
-        let made: Made = (columns.into_iter().zip(memory.clone()).collect(), vec![]);
-        assert_eq!(Some(made), gather(&samples, 1));
-        // SAFETY: as above.
-        assert_eq!(unsafe { batch.add(&[row(1)], &to, 1) }.unwrap(), Gathered::Unlike, "all came");
-        for i in [1, 4, 6] {
-            assert_eq!(store.begin(i), Claim::LoadAndStore);
-            store.fill(i, 0, &[IoSlice::new(&encoded[i].1)]).unwrap();
-        }
-    }
-    // Records of another shape, another schema, or too short are no rows of it.
-    let other = Writer::encode(&sample(3, 99)).1;
-    let other = Row { data: other.as_ptr(), len: other.len() };
-    let short = Row { len: 5, ..row(2).1 };
-    for (number, record) in [(0, other), (1, row(2).1), (0, short)] {
-        let mut batch = Batch::find(&store, &[1, 2]).unwrap();
-        assert!(batch.lay_out(Arc::clone(&schema)));
-        let mut memory: Vec<Vec<u8>> =
-            batch.columns().iter().map(|column| vec![0; 2 * column.row_bytes]).collect();
-        let to: Vec<_> = memory.iter_mut().map(|m| (m.as_mut_ptr(), m.len())).collect();
-        // SAFETY: as above.
-        unsafe { batch.copy(&to, 1) }.unwrap();
-        // SAFETY: as above.
-        let added = unsafe { batch.add(&[(number, record)], &to, 1) }.unwrap();
-        assert_eq!(added, Gathered::Unlike);
-    }
-    // Nothing is known of a batch of which nothing is there.
-    let mut batch = Batch::find(&store, &[2, 3]).unwrap();
-    assert!(!batch.lay_out(schema));
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "a segment is a file")]
 fn rows_that_moved_are_copied_again_beside_given_ones() {
     let store = store(true);
     let schema = put_samples(&store, 0, 100);

@@ -334,7 +334,8 @@ impl RecordStore {
     // What there is
 
     /// The records of region `r`, each with the number of its sample, in the order in which they lie
-    /// there. Costs what the region holds. As with `find`, they may be gone when they are looked at.
+    /// there. Costs what the region holds, and a look per 16 bytes of what the dead left between. As
+    /// with `find`, they may be gone when they are looked at; to look for them is no use of the region.
     pub fn records_in(&self, r: u64) -> impl Iterator<Item = (usize, Record)> + '_ {
         let (first, bytes) = (r * self.geometry().region_bytes(), self.geometry().region_bytes());
         let end = first + self.region(r, CURSOR).load(Ordering::Acquire).min(bytes);
@@ -351,7 +352,11 @@ impl RecordStore {
                     }
                 }
                 let (key, len, schema) = unpack_head(&block[(at - block_at) as usize..]);
-                let found = self.index(key as i64).and_then(|i| Some((i, self.find(i)?)));
+                let found = self.index(key as i64).and_then(|i| {
+                    let record = self.indexed(i)?;
+                    let generation = self.generation(record.region.into(), Ordering::Acquire);
+                    (generation == record.generation).then_some((i, record))
+                });
                 match found {
                     Some((i, record))
                         if broken(Fault::TrustHeads)

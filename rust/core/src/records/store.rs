@@ -178,23 +178,32 @@ impl RecordStore {
 
     /// Stores the record of a sample that `begin` gave to the caller; ends the claim in any case.
     pub fn fill(&self, i: usize, schema: u16, parts: &[IoSlice<'_>]) -> Result<Put> {
-        let slots = self.slots();
-        // A forked child may come with a claim of its parent's, who alone may touch the entry.
-        let Some(lease) = self.lease().filter(|&lease| slots.state(i) == claimed_by(lease)) else {
+        // Also if it panics, which the bridge makes an error.
+        struct Ends<'a>(Option<(Slots<'a>, Lease)>, usize);
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                if let Some((slots, lease)) = &self.0 {
+                    slots.abandon(self.1, *lease);
+                }
+            }
+        }
+        let _ends = Ends(self.own_claim(i).map(|lease| (self.slots(), lease)), i);
+        self.fill_claimed(i, schema, parts)
+    }
+
+    /// This process's lease, if it has claimed sample `i` under it. A forked child may come with a claim
+    /// of its parent's, who alone may touch the entry.
+    fn own_claim(&self, i: usize) -> Option<Lease> {
+        self.lease().filter(|&lease| self.slots().state(i) == claimed_by(lease))
+    }
+
+    /// The same, and the claim stays: `abandon` ends it.
+    pub fn fill_claimed(&self, i: usize, schema: u16, parts: &[IoSlice<'_>]) -> Result<Put> {
+        let Some(lease) = self.own_claim(i) else {
             self.counters().add(Count::Lost, 1);
             return Ok(Put::StoredElsewhere);
         };
-        let put = {
-            // Also if it panics, which the bridge makes an error.
-            struct Ends<'a>(Slots<'a>, usize, Lease);
-            impl Drop for Ends<'_> {
-                fn drop(&mut self) {
-                    self.0.abandon(self.1, self.2);
-                }
-            }
-            let _ends = Ends(slots, i, lease);
-            self.store(i, lease, schema, parts)
-        };
+        let put = self.store(i, lease, schema, parts);
         match put {
             Ok(Put::Stored) => {}
             Ok(Put::TooLarge) => self.counters().add(Count::TooLarge, 1),

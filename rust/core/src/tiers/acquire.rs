@@ -19,6 +19,7 @@ use super::levels::{Fetched, Levels};
 use crate::error::Result;
 use crate::fault::{Fault, active as broken};
 use crate::records::{Claim, Put};
+use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,8 @@ use std::time::Duration;
 pub struct Acquiring {
     levels: Arc<Levels>,
     wanted: Vec<(usize, State)>,
+    /// Where each is among them.
+    positions: HashMap<usize, usize>,
     /// Who claims: a forked child has nothing of its parent's.
     process: u32,
     patience: Duration,
@@ -90,19 +93,22 @@ impl Levels {
     /// that another process's load is waited for.
     pub fn acquire(self: &Arc<Self>, indices: &[usize], patience: Duration) -> Acquiring {
         let mut wanted: Vec<(usize, State)> = Vec::with_capacity(indices.len());
-        let mut seen = std::collections::HashSet::new();
+        let mut positions = HashMap::with_capacity(indices.len());
         for &index in indices {
-            if indices.len() == 1 || seen.insert(index) {
+            positions.entry(index).or_insert_with(|| {
                 wanted.push((index, State::New));
-            }
+                wanted.len() - 1
+            });
         }
-        Acquiring { levels: Arc::clone(self), wanted, process: std::process::id(), patience }
+        let process = std::process::id();
+        Acquiring { levels: Arc::clone(self), wanted, positions, process, patience }
     }
 }
 
 impl Acquiring {
     /// The samples that the caller is to load now. Whoever comes back has filled those that it was
-    /// given before, or does not want to. None left: all others are in memory, or `given`.
+    /// given before, or does not want to. None left: all others are in memory, or `given`; or the
+    /// caller wants to be let go, of which it knows (`sys/interrupt.rs`).
     ///
     /// The first call gives all that nobody else is loading; the next one waits for those that
     /// somebody is, and gives what did not come.
@@ -137,8 +143,15 @@ impl Acquiring {
         self.check_process();
         let mut filled = Vec::with_capacity(records.len());
         for &(index, schema, parts) in records {
-            let memory = match self.take(index) {
-                Store::Caller => self.levels.memory().fill(index, schema, parts)?,
+            // A claim ends when a level below has the sample, too: nobody loads it meanwhile.
+            let memory = match self.to_store(index) {
+                Store::Caller if self.levels.has_more() => {
+                    self.levels.memory().fill_claimed(index, schema, parts)?
+                }
+                Store::Caller => {
+                    self.take(index);
+                    self.levels.memory().fill(index, schema, parts)?
+                }
                 Store::Another => Put::StoredElsewhere,
                 Store::Nobody => Put::Refused(false),
             };
@@ -154,15 +167,16 @@ impl Acquiring {
                 filled[k].below = taken;
             }
         }
+        records.iter().for_each(|&(index, ..)| self.abandon(index));
         Ok(filled)
     }
 
     /// The record of a sample that came from below and is not in memory.
     pub fn given(&self, index: usize) -> Option<&Fetched> {
-        self.wanted.iter().find_map(|(wanted, state)| match state {
-            State::Given(fetched) if *wanted == index => Some(fetched),
+        match &self.wanted[*self.positions.get(&index)?].1 {
+            State::Given(fetched) => Some(fetched),
             _ => None,
-        })
+        }
     }
 
     /// What becomes of a sample if it is filled; None unless the caller is to load it.
@@ -170,10 +184,9 @@ impl Acquiring {
         if self.process != std::process::id() {
             return None;
         }
-        let store = self.wanted.iter().find_map(|(wanted, state)| match state {
-            State::Loading(store) if *wanted == index => Some(*store),
-            _ => None,
-        })?;
+        let State::Loading(store) = self.wanted[*self.positions.get(&index)?].1 else {
+            return None;
+        };
         Some(match store {
             Store::Caller => Outlook::Stored,
             Store::Another => Outlook::StoredElsewhere,
@@ -268,17 +281,23 @@ impl Acquiring {
         });
     }
 
-    /// Who stores a sample that the caller was to load, and has now.
-    fn take(&mut self, index: usize) -> Store {
-        for (wanted, state) in &mut self.wanted {
-            if *wanted == index
-                && let State::Loading(store) = *state
-            {
-                *state = State::There;
-                return store;
-            }
+    /// Who stores a sample that the caller was to load.
+    fn to_store(&self, index: usize) -> Store {
+        match self.positions.get(&index).map(|&at| &self.wanted[at].1) {
+            Some(State::Loading(store)) => *store,
+            _ => Store::Another,
         }
-        Store::Another
+    }
+
+    /// The same, and the caller has it now.
+    fn take(&mut self, index: usize) -> Store {
+        let store = self.to_store(index);
+        if let Some(&at) = self.positions.get(&index)
+            && matches!(self.wanted[at].1, State::Loading(_))
+        {
+            self.wanted[at].1 = State::There;
+        }
+        store
     }
 }
 

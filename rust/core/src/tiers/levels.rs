@@ -1,23 +1,26 @@
 //! Memory and what is below it.
 //!
-//! A record comes up checked: the seal, the key, the dataset, and that its schema asks for no pickle,
-//! whatever wrote it. A record goes down sealed, if its schema asks for none. Trouble of a tier is a
-//! miss that is counted; its first words are kept for whoever tells people.
+//! A record comes up checked: the seal, the key, the dataset, and that its schema asks for no pickle
+//! and for no class, whatever wrote it: a class is imported from where the schema says. A record goes
+//! down sealed, if its schema asks for neither. The seal finds damage; it is no proof of who wrote a
+//! record. Trouble of a tier is a miss that is counted; its first words are kept for whoever tells
+//! people.
 
 use super::tier::{Lent, Sealed, Sink, Tier, TierStats};
 use crate::fault::{Fault, active as broken};
 use crate::records::portable::{self, HEAD, Head};
 use crate::records::schema::Schema;
 use crate::records::{INLINE, MAX_RECORD, RecordStore};
+use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a level may take for what a batch lacks, before the samples are loaded instead.
-const DEADLINE: Duration = Duration::from_secs(10);
-/// So many buffers are kept for the records of the next batch.
-const BUFFERS: usize = 64;
+const DEADLINE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 10_000 });
+/// So many bytes of buffers are kept for the records of the next batch.
+const KEPT_BYTES: usize = 64 << 20;
 
 /// Memory, and the tiers below it, the nearest first.
 pub struct Levels {
@@ -26,6 +29,8 @@ pub struct Levels {
     /// Memory that records were read into before: its pages are there. Only tried to lock, because a
     /// forked child may find it locked by a thread that it does not have.
     buffers: Mutex<Vec<Vec<u8>>>,
+    /// Schemas that may come up, by content hash, with their numbers in memory. As above.
+    known: Mutex<HashMap<u128, u16>>,
 }
 
 /// One tier, and what this process saw of it.
@@ -83,7 +88,7 @@ impl Levels {
             news: Mutex::default(),
         };
         let below = below.into_iter().map(level).collect();
-        Arc::new(Self { memory, below, buffers: Mutex::default() })
+        Arc::new(Self { memory, below, buffers: Mutex::default(), known: Mutex::default() })
     }
 
     /// The first level.
@@ -131,6 +136,7 @@ impl Levels {
                 levels: self,
                 wanted: vec![true; keys.len()],
                 keys: &keys,
+                deadline,
                 unknown: Vec::new(),
                 damaged: 0,
                 arrived: &mut |which, fetched| arrived(missing[which], fetched),
@@ -148,6 +154,7 @@ impl Levels {
     /// Gives records to the levels below, each to the first that takes it; whether one did.
     pub(super) fn pass_down(&self, records: &[(usize, u16, &[IoSlice<'_>])]) -> Vec<bool> {
         let mut taken = vec![false; records.len()];
+        let deadline = Instant::now() + DEADLINE;
         let fingerprint = self.memory.segment().header().fingerprint;
         for level in &self.below {
             let mut which = Vec::new();
@@ -155,7 +162,7 @@ impl Levels {
             for (k, &(index, number, parts)) in
                 records.iter().enumerate().filter(|(k, _)| !taken[*k])
             {
-                let Some(schema) = self.travels(level, number, parts) else { continue };
+                let Some(schema) = self.travels(level, number, parts, deadline) else { continue };
                 let len = parts.iter().map(|part| part.len() as u64).sum();
                 let head = Head { key: index as u64, fingerprint, schema, len };
                 sealed.push(Sealed {
@@ -169,7 +176,7 @@ impl Levels {
                 continue;
             }
             let mut here = vec![false; sealed.len()];
-            level.count_error(level.tier.put_many(&sealed, &mut here));
+            level.count_error(level.tier.put_many(&sealed, &mut here, deadline));
             for (&k, _) in which.iter().zip(&here).filter(|(_, here)| **here) {
                 taken[k] = true;
                 level.passed_down.fetch_add(1, Ordering::Relaxed);
@@ -180,7 +187,13 @@ impl Levels {
 
     /// Under which hash the schema of a record is known below (`Some(None)`: the record brings it).
     /// None if such records do not travel, or the tier does not take the schema.
-    fn travels(&self, level: &Level, number: u16, parts: &[IoSlice<'_>]) -> Option<Option<u128>> {
+    fn travels(
+        &self,
+        level: &Level,
+        number: u16,
+        parts: &[IoSlice<'_>],
+        deadline: Instant,
+    ) -> Option<Option<u128>> {
         if number == INLINE {
             // It stands in the first part; more is not looked at.
             return inline_schema(parts.first()?).is_some_and(is_safe).then_some(None);
@@ -192,7 +205,7 @@ impl Levels {
         let hash = portable::schema_hash(&schema);
         let told = level.told.try_lock().is_ok_and(|told| told.contains(&hash));
         if !told {
-            level.count_error(level.tier.put_schema(hash, &schema)).then_some(())?;
+            level.count_error(level.tier.put_schema(hash, &schema, deadline)).then_some(())?;
             if let Ok(mut told) = level.told.try_lock() {
                 told.push(hash);
             }
@@ -200,13 +213,15 @@ impl Levels {
         Some(Some(hash))
     }
 
-    fn buffer(&self, len: usize) -> Vec<u8> {
-        let mut kept = self.buffers.try_lock().ok().and_then(|mut kept| kept.pop());
-        let buffer = kept.get_or_insert_default();
+    /// None if there is no memory: a length that a tier says may be anything.
+    fn buffer(&self, len: usize) -> Option<Vec<u8>> {
+        let kept = self.buffers.try_lock().ok().and_then(|mut kept| kept.pop());
+        let mut buffer = kept.unwrap_or_default();
         if buffer.len() < len {
+            buffer.try_reserve_exact(len - buffer.len()).ok()?;
             buffer.resize(len, 0);
         }
-        std::mem::take(buffer)
+        Some(buffer)
     }
 
     /// Takes memory back, for the next record.
@@ -216,7 +231,7 @@ impl Levels {
 
     fn keep(&self, buffer: Vec<u8>) {
         if let Ok(mut kept) = self.buffers.try_lock()
-            && kept.len() < BUFFERS
+            && kept.iter().map(Vec::len).sum::<usize>() + buffer.len() <= KEPT_BYTES
         {
             kept.push(buffer);
         }
@@ -227,6 +242,10 @@ impl Level {
     /// Counts a failure and keeps the first; whether there was none.
     fn count_error<T>(&self, outcome: crate::Result<T>) -> bool {
         let Err(error) = outcome else { return true };
+        // A server that comes back may have forgotten everything.
+        if let Ok(mut told) = self.told.try_lock() {
+            told.clear();
+        }
         if self.errors.fetch_add(1, Ordering::Relaxed) == 0
             && let Ok(mut news) = self.news.try_lock()
         {
@@ -238,7 +257,9 @@ impl Level {
 
 /// Whether records of this schema may come from anywhere, and go there.
 fn is_safe(schema: &[u8]) -> bool {
-    Schema::parse(schema).is_ok_and(|schema| !schema.needs_pickle || broken(Fault::PicklesTravel))
+    Schema::parse(schema).is_ok_and(|schema| {
+        !schema.needs_pickle && schema.classes.is_empty() || broken(Fault::PicklesTravel)
+    })
 }
 
 /// The schema that a record brings: a length, and as many bytes.
@@ -251,6 +272,7 @@ fn inline_schema(record: &[u8]) -> Option<&[u8]> {
 struct Arriving<'a> {
     levels: &'a Levels,
     keys: &'a [u64],
+    deadline: Instant,
     /// What has not come yet.
     wanted: Vec<bool>,
     /// Whole records of schemas that memory does not know.
@@ -263,7 +285,10 @@ impl Sink for Arriving<'_> {
     fn lend(&mut self, which: usize, len: usize) -> Option<Lent> {
         let wanted = *self.wanted.get(which)?;
         let fits = (HEAD..=HEAD + MAX_RECORD as usize).contains(&len);
-        (wanted && fits).then(|| Lent::new(which, self.levels.buffer(len), len))
+        if !wanted || !fits {
+            return None;
+        }
+        Some(Lent::new(which, self.levels.buffer(len)?, len))
     }
 
     fn done(&mut self, lent: Lent) {
@@ -290,9 +315,17 @@ impl Sink for Arriving<'_> {
 impl Arriving<'_> {
     /// The number of a schema that is known in memory and asks for no pickle.
     fn known(&self, hash: u128) -> Option<u16> {
-        let memory = &self.levels.memory;
+        let Levels { memory, known, .. } = self.levels;
+        let before = known.try_lock().ok().and_then(|known| known.get(&hash).copied());
+        if before.is_some() {
+            return before;
+        }
         let number = memory.schema_of_hash(hash)?;
-        memory.schema(number).is_some_and(|schema| is_safe(&schema)).then_some(number)
+        memory.schema(number).is_some_and(|schema| is_safe(&schema)).then_some(())?;
+        if let Ok(mut known) = known.try_lock() {
+            known.insert(hash, number);
+        }
+        Some(number)
     }
 
     fn give(&mut self, lent: Lent, schema: u16) {
@@ -307,12 +340,14 @@ impl Arriving<'_> {
     /// Asks the tier for schemas that memory does not know, once it is done with all records: it may
     /// have one connection.
     fn learn_schemas(&mut self, level: &Level) {
+        let mut asked = Vec::new(); // once each, whoever knows it or not
         for (lent, which, hash) in std::mem::take(&mut self.unknown) {
             if !self.wanted[which] {
                 continue;
             }
-            if self.known(hash).is_none() {
-                let schema = level.tier.schema(hash);
+            if self.known(hash).is_none() && !asked.contains(&hash) {
+                asked.push(hash);
+                let schema = level.tier.schema(hash, self.deadline);
                 if let Ok(Some(schema)) = &schema
                     && portable::schema_hash(schema) == hash
                     && is_safe(schema)

@@ -62,7 +62,7 @@ impl Tier for Memory {
         Ok(())
     }
 
-    fn put_many(&self, records: &[Sealed<'_>], taken: &mut [bool]) -> Result<()> {
+    fn put_many(&self, records: &[Sealed<'_>], taken: &mut [bool], _: Instant) -> Result<()> {
         let store = &*self.0;
         for (record, taken) in records.iter().zip(taken) {
             let index = i64::try_from(record.key).ok().and_then(|key| store.index(key));
@@ -77,11 +77,11 @@ impl Tier for Memory {
         Ok(())
     }
 
-    fn schema(&self, hash: u128) -> Result<Option<Vec<u8>>> {
+    fn schema(&self, hash: u128, _: Instant) -> Result<Option<Vec<u8>>> {
         Ok(self.0.schema_of_hash(hash).and_then(|number| self.0.schema(number)))
     }
 
-    fn put_schema(&self, _hash: u128, schema: &[u8]) -> Result<()> {
+    fn put_schema(&self, _: u128, schema: &[u8], _: Instant) -> Result<()> {
         let _full = self.0.intern(schema); // records that need it are not taken then
         Ok(())
     }

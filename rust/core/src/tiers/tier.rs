@@ -21,13 +21,14 @@ pub trait Tier: Send + Sync {
 
     /// Takes these records, as far as there is room, and says by position which: from then on they
     /// are found. A record that is there already may be left as it is: a sample has one value.
-    fn put_many(&self, records: &[Sealed<'_>], taken: &mut [bool]) -> Result<()>;
+    fn put_many(&self, records: &[Sealed<'_>], taken: &mut [bool], deadline: Instant)
+    -> Result<()>;
 
     /// The schema with this content hash, if somebody gave it.
-    fn schema(&self, hash: u128) -> Result<Option<Vec<u8>>>;
+    fn schema(&self, hash: u128, deadline: Instant) -> Result<Option<Vec<u8>>>;
 
     /// Keeps a schema, before the first record that needs it.
-    fn put_schema(&self, hash: u128, schema: &[u8]) -> Result<()>;
+    fn put_schema(&self, hash: u128, schema: &[u8], deadline: Instant) -> Result<()>;
 
     /// What it holds and did, as far as it knows.
     fn stats(&self) -> TierStats;

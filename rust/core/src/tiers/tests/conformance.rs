@@ -43,7 +43,7 @@ fn soon() -> Instant {
 
 fn put(tier: &dyn Tier, indices: &[usize]) -> Vec<bool> {
     let hash = portable::schema_hash(SCHEMA);
-    tier.put_schema(hash, SCHEMA).unwrap();
+    tier.put_schema(hash, SCHEMA, soon()).unwrap();
     let values: Vec<Vec<u8>> = indices.iter().map(|&i| value(i)).collect();
     let pieces: Vec<_> = values.iter().map(|value| parts(value)).collect();
     let sealed: Vec<Sealed<'_>> = indices
@@ -57,7 +57,7 @@ fn put(tier: &dyn Tier, indices: &[usize]) -> Vec<bool> {
         })
         .collect();
     let mut taken = vec![false; indices.len()];
-    tier.put_many(&sealed, &mut taken).unwrap();
+    tier.put_many(&sealed, &mut taken, soon()).unwrap();
     taken
 }
 
@@ -121,7 +121,7 @@ fn a_sink_may_refuse_to_lend() {
 }
 
 #[test]
-fn after_its_deadline_nothing_need_come() {
+fn a_deadline_that_is_over_is_no_error() {
     each_tier(|tier| {
         put(tier, &[1]);
         let mut sink = Keeps::new();
@@ -134,11 +134,11 @@ fn after_its_deadline_nothing_need_come() {
 fn schemas_are_known_by_their_hash() {
     each_tier(|tier| {
         let hash = portable::schema_hash(SCHEMA);
-        assert_eq!(tier.schema(hash).unwrap(), None);
-        tier.put_schema(hash, SCHEMA).unwrap();
-        tier.put_schema(hash, SCHEMA).unwrap();
-        assert_eq!(tier.schema(hash).unwrap().as_deref(), Some(SCHEMA));
-        assert_eq!(tier.schema(hash ^ 1).unwrap(), None);
+        assert_eq!(tier.schema(hash, soon()).unwrap(), None);
+        tier.put_schema(hash, SCHEMA, soon()).unwrap();
+        tier.put_schema(hash, SCHEMA, soon()).unwrap();
+        assert_eq!(tier.schema(hash, soon()).unwrap().as_deref(), Some(SCHEMA));
+        assert_eq!(tier.schema(hash ^ 1, soon()).unwrap(), None);
     });
 }
 

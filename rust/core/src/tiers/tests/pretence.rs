@@ -4,8 +4,8 @@ use super::super::tier::{Lent, Sealed, Sink, Tier, TierStats};
 use crate::error::{Error, Kind, Result};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 /// What it does wrong, per call or per record, each with a chance of so many in a hundred.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,6 +30,8 @@ pub(super) struct Pretence {
     /// A random number, step by step.
     chance: AtomicU64,
     pub asked: Mutex<Vec<u64>>,
+    /// Whether it was let go at its deadline.
+    pub returned_late: AtomicBool,
     hits: AtomicU64,
     misses: AtomicU64,
     fills: AtomicU64,
@@ -100,9 +102,8 @@ impl Tier for Pretence {
         self.asked.lock().unwrap().extend_from_slice(keys);
         if self.wrongs.late {
             // It answers nothing for as long as it is given.
-            std::thread::sleep(
-                deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(20)),
-            );
+            std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+            self.returned_late.store(true, Ordering::Relaxed);
             return Ok(());
         }
         for (which, key) in keys.iter().enumerate() {
@@ -135,7 +136,7 @@ impl Tier for Pretence {
         Ok(())
     }
 
-    fn put_many(&self, records: &[Sealed<'_>], taken: &mut [bool]) -> Result<()> {
+    fn put_many(&self, records: &[Sealed<'_>], taken: &mut [bool], _: Instant) -> Result<()> {
         for (record, taken) in records.iter().zip(taken) {
             if self.happens(self.wrongs.errors) {
                 return Err(broken());
@@ -153,11 +154,11 @@ impl Tier for Pretence {
         Ok(())
     }
 
-    fn schema(&self, hash: u128) -> Result<Option<Vec<u8>>> {
+    fn schema(&self, hash: u128, _: Instant) -> Result<Option<Vec<u8>>> {
         Ok(self.schemas.lock().unwrap().get(&hash).cloned())
     }
 
-    fn put_schema(&self, hash: u128, schema: &[u8]) -> Result<()> {
+    fn put_schema(&self, hash: u128, schema: &[u8], _: Instant) -> Result<()> {
         self.schemas.lock().unwrap().insert(hash, schema.to_vec());
         Ok(())
     }
@@ -180,16 +181,21 @@ impl Tier for std::sync::Arc<Pretence> {
         (**self).get_many(keys, sink, deadline)
     }
 
-    fn put_many(&self, records: &[Sealed<'_>], taken: &mut [bool]) -> Result<()> {
-        (**self).put_many(records, taken)
+    fn put_many(
+        &self,
+        records: &[Sealed<'_>],
+        taken: &mut [bool],
+        deadline: Instant,
+    ) -> Result<()> {
+        (**self).put_many(records, taken, deadline)
     }
 
-    fn schema(&self, hash: u128) -> Result<Option<Vec<u8>>> {
-        (**self).schema(hash)
+    fn schema(&self, hash: u128, deadline: Instant) -> Result<Option<Vec<u8>>> {
+        (**self).schema(hash, deadline)
     }
 
-    fn put_schema(&self, hash: u128, schema: &[u8]) -> Result<()> {
-        (**self).put_schema(hash, schema)
+    fn put_schema(&self, hash: u128, schema: &[u8], deadline: Instant) -> Result<()> {
+        (**self).put_schema(hash, schema, deadline)
     }
 
     fn stats(&self) -> TierStats {

@@ -1,16 +1,22 @@
 //! The way of samples through memory and the levels below it.
 
+use super::super::acquire::Outlook;
 use super::super::levels::Levels;
-use super::super::tier::Tier;
+use super::super::tier::{Sealed, Sink, Tier, TierStats};
 use super::super::{Acquiring, Filled};
 use super::pretence::{Pretence, Wrongs};
 use super::{FINGERPRINT, SCHEMA, cached, memory, parts, value};
+use crate::error::Result;
 use crate::records::portable::{self, Head};
 use crate::records::{INLINE, Put};
 use std::io::IoSlice;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
 
 const PATIENCE: Duration = Duration::from_secs(1_000_000);
 
@@ -56,7 +62,7 @@ fn full_tier(samples: usize) -> Arc<Pretence> {
 fn spoilt_tier(samples: usize, wrongs: Wrongs, seed: u64) -> Arc<Pretence> {
     let tier = Arc::new(Pretence::new(wrongs, seed));
     let schema = portable::schema_hash(SCHEMA);
-    tier.put_schema(schema, SCHEMA).unwrap();
+    tier.put_schema(schema, SCHEMA, soon()).unwrap();
     for i in 0..samples {
         tier.plant(i as u64, sealed(i, &value(i), Some(schema), FINGERPRINT));
     }
@@ -106,7 +112,7 @@ fn what_memory_has_no_room_for_goes_below_and_comes_back() {
 fn the_next_level_is_asked_for_what_the_first_lacks() {
     let (near, far) = (Arc::new(Pretence::new(Wrongs::default(), 1)), full_tier(20));
     let schema = portable::schema_hash(SCHEMA);
-    near.put_schema(schema, SCHEMA).unwrap();
+    near.put_schema(schema, SCHEMA, soon()).unwrap();
     near.plant(4, sealed(4, &value(4), Some(schema), FINGERPRINT));
     let below: Vec<Box<dyn Tier>> = vec![Box::new(Arc::clone(&near)), Box::new(Arc::clone(&far))];
     let levels = Levels::new(memory(1 << 20, 20), below);
@@ -149,6 +155,7 @@ fn a_level_that_answers_nothing_costs_its_time_and_no_more() {
     let tier = spoilt_tier(20, Wrongs { late: true, ..Wrongs::default() }, 1);
     let levels = with(&tier, 1 << 20, 20);
     assert_eq!(load_all(&levels, &[1, 2]), (2, right(&[1, 2])));
+    assert!(tier.returned_late.load(Ordering::Relaxed), "it was given a deadline, and met it");
 }
 
 #[test]
@@ -180,7 +187,7 @@ fn pickles_do_not_travel() {
     const PICKLE: &[u8] = b"\x01p";
     let tier = Arc::new(Pretence::new(Wrongs::default(), 1));
     let schema = portable::schema_hash(PICKLE);
-    tier.put_schema(schema, PICKLE).unwrap();
+    tier.put_schema(schema, PICKLE, soon()).unwrap();
     tier.plant(1, sealed(1, b"bomb", Some(schema), FINGERPRINT));
     let inline = [&2u32.to_le_bytes()[..], PICKLE, &[0; 10]].concat();
     tier.plant(2, sealed(2, &inline, None, FINGERPRINT));
@@ -276,19 +283,78 @@ fn what_the_dead_were_to_load_is_loaded_by_others() {
 #[allow(unsafe_code)] // fork
 fn a_child_leaves_its_parents_claims_alone() {
     let levels = Levels::new(memory(1 << 20, 20), vec![]);
-    let mut acquiring = acquire(&levels, &[1]);
-    assert_eq!(acquiring.next_to_load(), [1]);
+    let number = levels.memory().intern(SCHEMA).unwrap();
+    let mut inherited = acquire(&levels, &[1, 2]);
+    assert_eq!(inherited.next_to_load(), [1, 2]);
     // SAFETY: the child ends at once, without unwinding into the test harness.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        drop(acquiring);
+        let told = inherited.outlook(1).is_none();
+        let stored = inherited.fill(1, number, &parts(b"mine")).unwrap().memory;
+        let mut good = told && stored == Put::StoredElsewhere;
+        drop(inherited);
+        // What the parent has claimed is still its own.
+        let mut own = levels.acquire(&[1, 2, 3], Duration::ZERO);
+        good = good && own.next_to_load() == [3] && own.next_to_load() == [1, 2];
+        good = good && own.outlook(1) == Some(Outlook::StoredElsewhere);
         // SAFETY: as above.
-        unsafe { libc::_exit(0) };
+        unsafe { libc::_exit(i32::from(!good)) };
     }
     let mut status = 0;
     // SAFETY: a child of ours.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(inherited.fill(1, number, &parts(b"mine")).unwrap().memory, Put::Stored);
+}
+
+/// Takes all, and looks meanwhile who could store sample 3.
+struct Looks {
+    above: Arc<Levels>,
+    seen: Arc<Mutex<Vec<Option<Outlook>>>>,
+}
+
+impl Tier for Looks {
+    fn get_many(&self, _: &[u64], _: &mut dyn Sink, _: Instant) -> Result<()> {
+        Ok(())
+    }
+
+    fn put_many(&self, _: &[Sealed<'_>], taken: &mut [bool], _: Instant) -> Result<()> {
+        let mut other = self.above.acquire(&[3], Duration::ZERO);
+        other.next_to_load();
+        self.seen.lock().unwrap().push(other.outlook(3));
+        taken.fill(true);
+        Ok(())
+    }
+
+    fn schema(&self, _: u128, _: Instant) -> Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    fn put_schema(&self, _: u128, _: &[u8], _: Instant) -> Result<()> {
+        Ok(())
+    }
+
+    fn stats(&self) -> TierStats {
+        TierStats::default()
+    }
+}
+
+#[test]
+fn a_claim_lasts_until_a_level_below_has_the_sample() {
+    let memory = memory(200 << 10, 20);
+    let above = Levels::new(Arc::clone(&memory), vec![]);
+    let seen = Arc::new(Mutex::default());
+    let looks = Looks { above, seen: Arc::clone(&seen) };
+    let levels = Levels::new(memory, vec![Box::new(looks)]);
     let number = levels.memory().intern(SCHEMA).unwrap();
-    assert_eq!(acquiring.fill(1, number, &parts(b"mine")).unwrap().memory, Put::Stored);
+    let mut acquiring = acquire(&levels, &[3]);
+    assert_eq!(acquiring.next_to_load(), [3]);
+    let large = vec![0; 1 << 20];
+    let filled = acquiring.fill(3, number, &[IoSlice::new(&large)]).unwrap();
+    assert_eq!(filled, Filled { memory: Put::TooLarge, below: true });
+    assert_eq!(*seen.lock().unwrap(), [Some(Outlook::StoredElsewhere)]);
+    // And then it ends.
+    let mut other = levels.acquire(&[3], Duration::ZERO);
+    assert_eq!((other.next_to_load(), other.outlook(3)), (vec![3], Some(Outlook::Stored)));
 }
