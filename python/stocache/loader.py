@@ -25,8 +25,8 @@ from torch.utils.data import (
 from stocache import _C
 from stocache._dataset.samples import Rest, Whole, as_numbers
 from stocache._torch import compat
-from stocache._torch.compat import copied
 from stocache._torch.order import Drawn
+from stocache._torch.progress import copied
 from stocache.cached_dataset import CachedDataset
 
 Indices = list[Any] | Tensor
