@@ -30,10 +30,11 @@ from torch.utils.data.dataloader import (
 )
 
 from stocache import _C
+from stocache._torch.batch_transform import Key
 from stocache._torch.order import listed
 from stocache._torch.progress import Epoch, Order, Progress, Samplers
 
-__all__ = ["Gatherer", "Loader", "RestOf", "as_plain_tensors", "pin_memory"]
+__all__ = ["Asked", "Gatherer", "Loader", "RestOf", "as_plain_tensors", "pin_memory"]
 
 as_plain_tensors = torch._C.DisableTorchFunctionSubclass
 """A context in which a subclass's own idea of what a function does is not asked."""
@@ -54,7 +55,7 @@ class Gatherer(Protocol):
     knows_order: bool
     """Whether indices may be asked for before torch would: nobody can tell the difference."""
 
-    def start(self, indices: Any) -> Callable[[], Any]:
+    def start(self, indices: Any, key: Key) -> Callable[[], Any]:
         """Begins with a batch; the function waits for it."""
 
     def lacks(self, indices: Any) -> bool:
@@ -63,17 +64,24 @@ class Gatherer(Protocol):
     def look_again(self) -> None:
         """Something that was in memory as the epoch began is gone."""
 
-    def finish(self, indices: Any, rest: Any) -> Any:
+    def finish(self, indices: Any, rest: Any, key: Key) -> Any:
         """The batch, with what a worker gave; or ``missing``, and a worker must make all of it."""
 
 
-class RestOf:
-    """Asks a worker for what is not in memory of a batch, in the place of its indices."""
+class Asked:
+    """Asks a worker for a batch, in the place of its indices, and says which it is."""
 
-    __slots__ = ("indices",)
+    __slots__ = ("indices", "key")
 
-    def __init__(self, indices: Any) -> None:
+    def __init__(self, indices: Any, key: Key) -> None:
         self.indices = indices
+        self.key = key
+
+
+class RestOf(Asked):
+    """Asks it for what is not in memory of a batch."""
+
+    __slots__ = ()
 
 
 _NOT_YET = object()
@@ -83,10 +91,11 @@ _REST, _WHOLE = "rest", "whole"
 class _Task:
     """A batch to come."""
 
-    __slots__ = ("answer", "asked", "indices", "wait")
+    __slots__ = ("answer", "asked", "indices", "key", "wait")
 
-    def __init__(self, indices: Any) -> None:
+    def __init__(self, indices: Any, key: Key) -> None:
         self.indices = indices
+        self.key = key
         self.wait: Callable[[], Any] | None = None  # while it is gathered
         self.asked: str | None = None  # of a worker: the rest of it, or the whole
         self.answer: Any = _NOT_YET  # what it gave, or an ExceptionWrapper
@@ -94,6 +103,8 @@ class _Task:
 
 class Loader(DataLoader[Any]):
     """torch's DataLoader, with these iterators."""
+
+    batch_transform: Callable[..., Any] | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -108,9 +119,9 @@ class Loader(DataLoader[Any]):
         done here."""
         raise NotImplementedError
 
-    def _stocache_view(self) -> Any:
-        """What to fetch from in the place of the dataset, if there is a source: it gives whole
-        batches."""
+    def _stocache_view(self, source: Any) -> Any:
+        """What to fetch from in the place of the dataset: it gives whole batches. None if it is the
+        dataset, and torch collates."""
         raise NotImplementedError
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
@@ -172,7 +183,7 @@ class Loader(DataLoader[Any]):
 
 
 def _over_view(loader: Loader, source: Any) -> Any:
-    """A loader as this one is, for an iterator. It fetches from the view if there is a source."""
+    """A loader as this one is, for an iterator. It fetches from the view if there is one."""
     other: Any = copy.copy(loader)
     # Iterators have it, so it must not have them: nothing would end in time.
     other._iterator = None
@@ -180,8 +191,9 @@ def _over_view(loader: Loader, source: Any) -> Any:
     other._stocache_order = Order(progress, loader._stocache_samplers())
     if progress.seed is not None:
         other.generator = torch.Generator()  # the seed of the workers has been drawn
-    if source is not None:
-        other.__dict__["dataset"] = loader._stocache_view()  # torch refuses to set it
+    view = loader._stocache_view(source)
+    if view is not None:
+        other.__dict__["dataset"] = view  # torch refuses to set it
         other.collate_fn = _as_it_is
         other.worker_init_fn = _Introduction(loader.dataset, loader.worker_init_fn)
     return other
@@ -236,7 +248,8 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
             epoch.seed = int(self._base_seed) if seed is None else seed
         if self._gatherer is not None:
             epoch.gather()
-        self._begun: deque[tuple[Any, Callable[[], Any]]] = deque()
+        self._transforms = loader.batch_transform is not None
+        self._begun: deque[tuple[Any, Key, Callable[[], Any]]] = deque()
         self._unasked = 0
         if self._gatherer and self._gatherer.knows_order:
             self._unasked = len(self) - epoch.handed_out
@@ -249,24 +262,26 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
         # The last batch may end the sampler, which may draw: it is asked for when it is wanted.
         while len(self._begun) <= _AHEAD and self._unasked > 1:
             self._begin(self._gatherer)
-        indices, wait = self._begun.popleft()
+        indices, key, wait = self._begun.popleft()
         self._sampler_iter.hand_out()
         batch = wait()
         if batch is not self._gatherer.missing:
             return batch
-        batch = self._dataset_fetcher.fetch(listed(indices))
+        indices = listed(indices)
+        batch = self._dataset_fetcher.fetch(Asked(indices, key) if self._transforms else indices)
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
     def _begin(self, gatherer: Gatherer) -> None:
         indices = next(self._sampler_iter)
+        key = self._sampler_iter.key()
         self._unasked -= 1
-        self._begun.append((indices, gatherer.start(indices)))
+        self._begun.append((indices, key, gatherer.start(indices, key)))
 
     def _next_index(self) -> Any:
         """Where batches are not gathered. Whatever comes of it, the next one is the one after."""
         indices = super()._next_index()
         self._sampler_iter.hand_out()
-        return indices
+        return Asked(indices, self._sampler_iter.key()) if self._transforms else indices
 
 
 class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
@@ -285,6 +300,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         self._asked: dict[int, _Task] = {}  # by the number of torch's task
         self._sent: dict[int, int] = {}  # numbers of batches that workers make, likewise
         self._turn = loader._stocache_progress.turn
+        self._transforms = loader.batch_transform is not None
         self._message: Any = None  # to the next worker
         self._made_by_workers = 0  # batches that could not be gathered
         # Workers have what is there when they are started, and see nothing that is set later.
@@ -345,7 +361,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             raise StopIteration
         for task in itertools.islice(self._given, _AHEAD + 1):
             if task.asked is None and task.wait is None:
-                task.wait = self._gatherer.start(task.indices)
+                task.wait = self._gatherer.start(task.indices, task.key)
         task = self._given[0]
         try:
             batch = self._made(self._gatherer, task)
@@ -375,7 +391,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             for other in itertools.islice(self._given, 1, None):
                 self._ask_if_missing(other)
         if task.asked == _REST:
-            batch = gatherer.finish(task.indices, self._answer(task))
+            batch = gatherer.finish(task.indices, self._answer(task), task.key)
             if batch is not gatherer.missing:
                 return batch
             self._made_by_workers += 1
@@ -385,9 +401,10 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
     def _take(self) -> None:
         """The next batch of the sampler. What is missing of it is asked for at once."""
         try:
-            task = _Task(self._next_batch())
+            indices = self._next_batch()
         except StopIteration:
             return
+        task = _Task(indices, self._sampler_iter.key())
         self._given.append(task)
         self._ask_if_missing(task)
 
@@ -420,7 +437,10 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         if self._shutdown:
             self._start_workers(())
         indices = listed(task.indices)
-        self._message = RestOf(indices) if what == _REST else indices
+        if what == _REST:
+            self._message = RestOf(indices, task.key)
+        else:
+            self._message = Asked(indices, task.key) if self._transforms else indices
         task.asked, task.answer = what, _NOT_YET
         self._asked[self._send_idx] = task
         self._try_put_index()
@@ -452,7 +472,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         if self._gatherer is None:
             indices = self._next_batch()
             self._sent[self._send_idx] = self._sampler_iter.number
-            return indices
+            return Asked(indices, self._sampler_iter.key()) if self._transforms else indices
         if self._message is None:
             raise StopIteration
         message, self._message = self._message, None

@@ -182,6 +182,11 @@ class Epoch:
             self._has_ended = True
             raise
 
+    def key(self) -> tuple[int, int, int]:
+        """Which batch was given last, among all batches of all epochs."""
+        assert self.seed is not None
+        return self.seed, self.turn, self.number
+
     def gather(self) -> None:
         """From now on batches are gathered: their indices are asked for more than once, and need
         not be lists."""
