@@ -14,6 +14,7 @@ from torch.utils.data import (
     BatchSampler,
     Dataset,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
@@ -24,9 +25,11 @@ from torch.utils.data import (
 
 from stocache import _C
 from stocache._dataset.samples import Rest, Whole, as_numbers
+from stocache._torch import batch_transform as transforms
 from stocache._torch import compat
-from stocache._torch.compat import copied
+from stocache._torch.batch_transform import BatchTransform, Key
 from stocache._torch.order import Drawn
+from stocache._torch.progress import copied
 from stocache.cached_dataset import CachedDataset
 
 Indices = list[Any] | Tensor
@@ -49,12 +52,25 @@ class DataLoader(compat.Loader):
 
     Where a transform has to run, the workers do their work as always. Order and random numbers are
     those of torch's DataLoader.
+
+    ``batch_transform`` is a function that gets every collated batch, and whose result is handed out
+    in its place. If it has a parameter ``generator``, it gets a torch.Generator that is the same
+    for the same batch of the same epoch, wherever the batch is made, and may run ahead of its turn.
     """
 
-    def __init__(self, dataset: Any, *args: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        *args: Any,
+        batch_transform: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(dataset, *args, **options)
         if self.collate_fn is default_collate:  # not so without batches (batch_size=None)
             self.collate_fn = collate
+        if batch_transform is not None:
+            transforms.check(batch_transform, self, not isinstance(dataset, IterableDataset))
+        self.batch_transform = batch_transform
 
     def _stocache_source(self) -> tuple[CachedDataset, ToIndices] | None:
         """Where batches can be gathered natively: nobody wants the single samples."""
@@ -82,15 +98,22 @@ class DataLoader(compat.Loader):
             return None
         return _Gatherer(*source, self, complete)
 
-    def _stocache_view(self) -> Any:
+    def _stocache_view(self, source: tuple[CachedDataset, ToIndices] | None) -> Any:
         """The dataset as one that gives whole batches."""
-        return _Batches(self.dataset)
+        if self.batch_transform is None:
+            return None if source is None else _Batches(self.dataset)
+        transform = BatchTransform(self.batch_transform)
+        if self.num_workers:
+            context = self.multiprocessing_context or torch.multiprocessing
+            transform.check_pickles(context.get_start_method())
+        return _Batches(self.dataset, None if source is not None else self.collate_fn, transform)
 
 
 class _Gatherer:
     """Batches from memory, in this process. A thread gathers ahead what needs no code of the
     program. Such code (classes of samples, collate functions, indices of a subset) runs in the
-    thread that asks for a batch, as without the cache."""
+    thread that asks for a batch, as without the cache; but for a function of batches that takes a
+    generator, which says by that that it may run ahead."""
 
     missing = _C.MISS
 
@@ -112,6 +135,10 @@ class _Gatherer:
             device is not None and device.type != "mps" and torch.accelerator.is_available()
         )
         self._device = torch.accelerator.current_device_index() if self._pinned else None
+        function = loader.batch_transform
+        self._transform = None if function is None else BatchTransform(function)
+        # What draws from the program's generators draws when its turn comes.
+        self._may_transform_ahead = self._transform is None or self._transform.takes_generator
         self._threads = max(1, len(os.sched_getaffinity(0)))
         self._ahead: ThreadPoolExecutor | None = None
 
@@ -132,7 +159,7 @@ class _Gatherer:
     def look_again(self) -> None:
         self._complete = False
 
-    def finish(self, indices: Sequence[int] | Drawn, rest: Rest | Whole) -> Any:
+    def finish(self, indices: Sequence[int] | Drawn, rest: Rest | Whole, key: Key) -> Any:
         """A batch of which a worker has loaded the rest, or ``missing``: it must be made whole by
         who can load samples, since some are gone or cannot be gathered."""
         if isinstance(rest, Whole):
@@ -145,20 +172,20 @@ class _Gatherer:
         if rest.of != (self._samples.records.instance, chosen) or not self._samples.is_used():
             return _C.MISS
         batch = self._samples.collated(rest.places, self._threads, rest.counted, packed=rest.packed)
-        return batch if batch is _C.MISS else self._pin(batch)
+        return self._completed(self._prepared(batch, key), key)
 
-    def start(self, indices: Sequence[int] | Drawn) -> Callable[[], Any]:
+    def start(self, indices: Sequence[int] | Drawn, key: Key = (0, 0, 0)) -> Callable[[], Any]:
         try:
             chosen = self._chosen(indices)
         except Exception:  # when its turn comes, it will be the dataset's
             return lambda: self.missing
-        gather = partial(self._gather, chosen)
+        gather = partial(self._gather, chosen, key)
         clears = self._samples.clears
         if self._ahead is None:
             if len(chosen) * self._bytes_per_sample < _WORTH_A_THREAD:
-                return partial(self._finish, chosen, gather, clears)
+                return partial(self._finish, chosen, key, gather, clears)
             self._ahead = ThreadPoolExecutor(1, "stocache-gather", _use_device, (self._device,))
-        return partial(self._finish, chosen, self._ahead.submit(gather).result, clears)
+        return partial(self._finish, chosen, key, self._ahead.submit(gather).result, clears)
 
     def _chosen(self, indices: Sequence[int] | Drawn) -> Indices:
         """What is asked of the cache. It stays as it is, whatever becomes of the sampler's list."""
@@ -166,37 +193,68 @@ class _Gatherer:
             return self._to_indices(indices)
         return indices.numbers if self._to_indices is list else self._to_indices(indices.listed())
 
-    def _gather(self, chosen: Indices) -> Any:
-        batch = self._samples.collated(chosen, self._threads)
-        return batch if batch is _C.MISS else self._pin(batch)
+    def _gather(self, chosen: Indices, key: Key) -> Any:
+        return self._prepared(self._samples.collated(chosen, self._threads), key)
 
-    def _finish(self, chosen: Indices, gathered: Callable[[], Any], clears: int) -> Any:
+    def _finish(self, chosen: Indices, key: Key, gathered: Callable[[], Any], clears: int) -> Any:
         """The batch, or ``_C.MISS`` if a sample is not in memory: who loads it is not decided here.
         Likewise if samples have to be transformed since."""
         if self._sees_changes and not self._cached._stocache_gathers():
             return _C.MISS
+        batch = _C.MISS
         try:
-            batch = gathered()
+            found = gathered()
             # What was gathered ahead may have been cleared since, and stored anew.
             ahead = self._sees_changes and self._ahead is not None
             old = ahead and (
                 clears != self._samples.clears or self._samples.records.missing(chosen)
             )
-            if batch is not _C.MISS and not old:
-                return batch
+            if not old:
+                batch = found
         except (TypeError, IndexError):
             pass  # an index that is no number is the dataset's
+        if batch is _C.MISS:
+            batch = self._made_otherwise(chosen, key)
+        return self._completed(batch, key)
+
+    def _made_otherwise(self, chosen: Indices, key: Key) -> Any:
+        """Of samples that are in memory, but of different shapes, or counted from the end."""
         if isinstance(chosen, Tensor):
             chosen = chosen.tolist()
         if self._has_workers:  # they collate what cannot be gathered
             places = self._samples.counted_from_start(chosen)
-            return _C.MISS if places is None else self._gather(places)
+            return _C.MISS if places is None else self._gather(places, key)
         samples = self._samples.in_memory(chosen)
-        # Of different shapes, or counted from the end.
-        return _C.MISS if samples is None else self._pin(default_collate(samples))
+        return _C.MISS if samples is None else self._prepared(default_collate(samples), key)
+
+    def _prepared(self, batch: Any, key: Key) -> Any:
+        """What can be done with a batch in any thread."""
+        if batch is _C.MISS or not self._may_transform_ahead:
+            return batch
+        if self._transform is not None:
+            try:
+                batch = self._transform(batch, key)
+            except Exception as error:
+                return _Raised(error)
+        return self._pin(batch)
+
+    def _completed(self, batch: Any, key: Key) -> Any:
+        """What is left to be done in the thread that asks for it."""
+        if isinstance(batch, _Raised):
+            raise batch.error
+        if batch is _C.MISS or self._transform is None or self._may_transform_ahead:
+            return batch
+        return self._pin(self._transform(batch, key))
 
     def _pin(self, batch: Any) -> Any:
         return compat.pin_memory(batch) if self._pinned else batch  # type: ignore[no-untyped-call]
+
+
+class _Raised:
+    """What a program's function raised, for the thread that asks for the batch."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 def _use_device(index: int | None) -> None:
@@ -240,20 +298,39 @@ class _Batches(Dataset[Any]):
     """A dataset as one that gives whole batches. What it consists of is looked at for each: a
     worker_init_fn may set the indices of a subset, or what is under it."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any] | None = None,
+        transform: BatchTransform | None = None,
+    ) -> None:
         self._dataset = dataset
+        self._collate_fn = collate_fn  # where batches are not gathered
+        self._transform = transform
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitems__(self, indices: Sequence[Any] | compat.RestOf) -> Any:
-        source = _cached_source(self._dataset)
-        is_rest = isinstance(indices, compat.RestOf)
-        asked = indices.indices if isinstance(indices, compat.RestOf) else indices
+    def __getitems__(self, asked: Sequence[Any] | compat.Asked) -> Any:
+        indices = asked.indices if isinstance(asked, compat.Asked) else asked
+        source = None if self._collate_fn is not None else _cached_source(self._dataset)
         if source is None:
-            batch = default_collate(self._dataset.__getitems__(asked))
-            return Whole(batch) if is_rest else batch
-        cached, to_indices = source
-        if is_rest:
-            return cached._stocache.rest_of_batch(to_indices(asked))
-        return cached.batches[to_indices(asked)]
+            made = (self._collate_fn or default_collate)(_fetched(self._dataset, indices))
+        elif isinstance(asked, compat.RestOf):
+            made = source[0]._stocache.rest_of_batch(source[1](indices))
+            if isinstance(made, Rest):
+                return made  # the training process makes a batch of it
+            made = made.batch
+        else:
+            made = source[0].batches[source[1](indices)]
+        if self._transform is not None:
+            assert isinstance(asked, compat.Asked)
+            made = self._transform(made, asked.key)
+        return Whole(made) if isinstance(asked, compat.RestOf) else made
+
+
+def _fetched(dataset: Any, indices: Sequence[Any]) -> Any:
+    """As torch fetches what is to be collated."""
+    if getattr(dataset, "__getitems__", None):
+        return dataset.__getitems__(indices)
+    return [dataset[index] for index in indices]

@@ -172,7 +172,7 @@ def test_the_files_in_datasets_md_print_what_is_shown(unique_name, run_script):
     needs("PIL")
     page = (ROOT / "docs" / "datasets.md").read_text()
     files = files_of(page.replace("datasets-lesson", unique_name()))
-    assert len(files) == 12
+    assert len(files) == 14
     for name, (source, shown) in files.items():
         done = run_script(source)
         assert done.stdout == shown, name

@@ -15,7 +15,7 @@ from differential import Copying, DrawsInIter, DrawsPerBatch
 from sources import Fixed
 from stocache import loader as module
 from stocache._dataset.samples import Samples
-from stocache._torch import compat
+from stocache._torch import progress
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
@@ -415,7 +415,7 @@ def test_an_iterator_is_kept_until_its_batch_is_made(cached):
 
 
 def test_control_an_iterator_that_is_read_twice_gives_nothing(cached, monkeypatch):
-    monkeypatch.setattr(compat, "_kept", lambda indices: indices)
+    monkeypatch.setattr(progress, "kept", lambda indices: indices)
     with pytest.raises(IndexError):  # nothing to collate
         pieces_around_clear(cached([5, 6, 7, 8]))
 

@@ -357,10 +357,10 @@ def test_records_travel_by_ticket(cached, log, monkeypatch):
     kinds = []
     finish = stocache.loader._Gatherer.finish
 
-    def noted(self, indices, rest):
+    def noted(self, indices, rest, key):
         if rest.packed is not None:
             kinds.append(_C.batch_ticket(rest.packed[0]) is not None)
-        return finish(self, indices, rest)
+        return finish(self, indices, rest, key)
 
     monkeypatch.setattr(stocache.loader._Gatherer, "finish", noted)
     check(stocache.DataLoader(dataset, 4, num_workers=2))

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -30,9 +30,11 @@ from torch.utils.data.dataloader import (
 )
 
 from stocache import _C
-from stocache._torch.order import Drawn, drawn, listed
+from stocache._torch.batch_transform import Key
+from stocache._torch.order import listed
+from stocache._torch.progress import Epoch, Order, Progress, Samplers
 
-__all__ = ["Gatherer", "Loader", "RestOf", "as_plain_tensors", "copied", "pin_memory"]
+__all__ = ["Asked", "Gatherer", "Loader", "RestOf", "as_plain_tensors", "pin_memory"]
 
 as_plain_tensors = torch._C.DisableTorchFunctionSubclass
 """A context in which a subclass's own idea of what a function does is not asked."""
@@ -53,7 +55,7 @@ class Gatherer(Protocol):
     knows_order: bool
     """Whether indices may be asked for before torch would: nobody can tell the difference."""
 
-    def start(self, indices: Any) -> Callable[[], Any]:
+    def start(self, indices: Any, key: Key) -> Callable[[], Any]:
         """Begins with a batch; the function waits for it."""
 
     def lacks(self, indices: Any) -> bool:
@@ -62,17 +64,24 @@ class Gatherer(Protocol):
     def look_again(self) -> None:
         """Something that was in memory as the epoch began is gone."""
 
-    def finish(self, indices: Any, rest: Any) -> Any:
+    def finish(self, indices: Any, rest: Any, key: Key) -> Any:
         """The batch, with what a worker gave; or ``missing``, and a worker must make all of it."""
 
 
-class RestOf:
-    """Asks a worker for what is not in memory of a batch, in the place of its indices."""
+class Asked:
+    """Asks a worker for a batch, in the place of its indices, and says which it is."""
 
-    __slots__ = ("indices",)
+    __slots__ = ("indices", "key")
 
-    def __init__(self, indices: Any) -> None:
+    def __init__(self, indices: Any, key: Key) -> None:
         self.indices = indices
+        self.key = key
+
+
+class RestOf(Asked):
+    """Asks it for what is not in memory of a batch."""
+
+    __slots__ = ()
 
 
 _NOT_YET = object()
@@ -82,10 +91,11 @@ _REST, _WHOLE = "rest", "whole"
 class _Task:
     """A batch to come."""
 
-    __slots__ = ("answer", "asked", "indices", "wait")
+    __slots__ = ("answer", "asked", "indices", "key", "wait")
 
-    def __init__(self, indices: Any) -> None:
+    def __init__(self, indices: Any, key: Key) -> None:
         self.indices = indices
+        self.key = key
         self.wait: Callable[[], Any] | None = None  # while it is gathered
         self.asked: str | None = None  # of a worker: the rest of it, or the whole
         self.answer: Any = _NOT_YET  # what it gave, or an ExceptionWrapper
@@ -93,6 +103,12 @@ class _Task:
 
 class Loader(DataLoader[Any]):
     """torch's DataLoader, with these iterators."""
+
+    batch_transform: Callable[..., Any] | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._stocache_progress = Progress()
 
     def _stocache_source(self) -> Any:
         """What batches can be gathered from, as it is now; None if they cannot be."""
@@ -103,9 +119,9 @@ class Loader(DataLoader[Any]):
         done here."""
         raise NotImplementedError
 
-    def _stocache_view(self) -> Any:
-        """What to fetch from in the place of the dataset, if there is a source: it gives whole
-        batches."""
+    def _stocache_view(self, source: Any) -> Any:
+        """What to fetch from in the place of the dataset: it gives whole batches. None if it is the
+        dataset, and torch collates."""
         raise NotImplementedError
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
@@ -114,14 +130,70 @@ class Loader(DataLoader[Any]):
         self.check_worker_number_rationality()
         return WorkersIterator(self)
 
+    def __iter__(self) -> _BaseDataLoaderIter:
+        progress, begun = self._stocache_progress, False
+        progress.resume(self._stocache_samplers())
+        try:
+            iterator = super().__iter__()
+            begun = True
+        finally:
+            progress.resumption_is_over(begun)
+        return iterator
+
+    @property
+    def _index_sampler(self) -> Any:
+        """For iterators, an order that is noted as they ask for it."""
+        order = vars(self).get("_stocache_order")
+        return super()._index_sampler if order is None else order
+
+    def _stocache_samplers(self) -> Samplers:
+        return Samplers(super()._index_sampler, self.sampler, self.generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands that began last: ``load_state_dict`` goes on there.
+
+        What was handed out counts, not what was prepared. Before an epoch, and after its end, it is
+        the state in which the next one begins.
+        """
+        lives_on = self.persistent_workers and self._iterator is not None
+        about = self._stocache_about()
+        return self._stocache_progress.state(self._stocache_samplers(), about, lives_on)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next epoch is the rest of that of which this is the state. The samples before it are
+        not loaded, and no random number of the program's is drawn for them."""
+        about = self._stocache_about()
+        self._stocache_progress.load(self._stocache_samplers(), about, state_dict)
+
+    def _stocache_about(self) -> dict[str, Any]:
+        if isinstance(self.dataset, IterableDataset):
+            raise TypeError(
+                f"{type(self.dataset).__name__} is an IterableDataset, which has no order that "
+                "could be drawn again; a map-style dataset is needed, or a loader that asks the "
+                "dataset for its state"
+            )
+        batches = super()._index_sampler
+        return {
+            "samples": len(self.dataset) if hasattr(self.dataset, "__len__") else None,
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            # The number of a program's own batches may be another one in every epoch.
+            "batches_per_epoch": len(batches) if type(batches) is BatchSampler else None,
+        }
+
 
 def _over_view(loader: Loader, source: Any) -> Any:
-    """A loader as this one is, for an iterator. It fetches from the view if there is a source."""
+    """A loader as this one is, for an iterator. It fetches from the view if there is one."""
     other: Any = copy.copy(loader)
     # Iterators have it, so it must not have them: nothing would end in time.
     other._iterator = None
-    if source is not None:
-        other.__dict__["dataset"] = loader._stocache_view()  # torch refuses to set it
+    progress = loader._stocache_progress
+    other._stocache_order = Order(progress, loader._stocache_samplers())
+    if progress.seed is not None:
+        other.generator = torch.Generator()  # the seed of the workers has been drawn
+    view = loader._stocache_view(source)
+    if view is not None:
+        other.__dict__["dataset"] = view  # torch refuses to set it
         other.collate_fn = _as_it_is
         other.worker_init_fn = _Introduction(loader.dataset, loader.worker_init_fn)
     return other
@@ -144,43 +216,21 @@ class _Introduction:
             self._then(worker)
 
 
-def _kept(indices: Any) -> Any:
-    """The indices of a batch, which are asked for more than once: an iterator gives them once, and
-    a list or an array may be filled anew for the next batch."""
-    if isinstance(indices, (Drawn, tuple)):
-        return indices
-    return list(indices) if hasattr(indices, "__next__") else copied(indices)
-
-
-def copied(indices: Any) -> Any:
-    """The same, of the same type where that can be."""
-    if isinstance(indices, torch.Tensor):
-        return indices.clone()
-    try:
-        return copy.copy(indices)
-    except Exception:  # the keys of a dict, say
-        return list(indices)
-
-
-def _order_of(iterator: Any) -> Iterator[Any]:
-    """What it asks for indices, before it has asked for any."""
-    return drawn(iterator._index_sampler) or iterator._sampler_iter
-
-
 class _Unprofiled(_BaseDataLoaderIter):
     """A batch that is gathered here is noted for torch's profiler only while somebody profiles: the
     note alone takes 6 µs, a small batch 70."""
 
     _gatherer: Gatherer | None
+    _sampler_iter: Epoch
 
     def __next__(self) -> Any:
-        if (
-            self._gatherer is None
-            or self._sampler_iter is None
-            or torch._C._autograd._profiler_enabled()
-        ):
-            return super().__next__()
-        batch: Any = self._next_data()
+        try:
+            if self._gatherer is None or torch._C._autograd._profiler_enabled():
+                return super().__next__()
+            batch: Any = self._next_data()
+        except StopIteration:
+            self._sampler_iter.is_over = True
+            raise
         self._num_yielded += 1
         return batch
 
@@ -192,10 +242,17 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
         source = loader._stocache_source()
         super().__init__(_over_view(loader, source))
         self._gatherer = loader._stocache_gatherer(source)
+        epoch = self._sampler_iter
+        if epoch.seed is None:
+            seed = loader._stocache_progress.seed
+            epoch.seed = int(self._base_seed) if seed is None else seed
         if self._gatherer is not None:
-            self._sampler_iter = _order_of(self)
-        self._begun: deque[tuple[Any, Callable[[], Any]]] = deque()
-        self._unasked = len(self) if self._gatherer and self._gatherer.knows_order else 0
+            epoch.gather()
+        self._transforms = loader.batch_transform is not None
+        self._begun: deque[tuple[Any, Key, Callable[[], Any]]] = deque()
+        self._unasked = 0
+        if self._gatherer and self._gatherer.knows_order:
+            self._unasked = len(self) - epoch.handed_out
 
     def _next_data(self) -> Any:
         if self._gatherer is None:
@@ -205,17 +262,26 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
         # The last batch may end the sampler, which may draw: it is asked for when it is wanted.
         while len(self._begun) <= _AHEAD and self._unasked > 1:
             self._begin(self._gatherer)
-        indices, wait = self._begun.popleft()
+        indices, key, wait = self._begun.popleft()
+        self._sampler_iter.hand_out()
         batch = wait()
         if batch is not self._gatherer.missing:
             return batch
-        batch = self._dataset_fetcher.fetch(listed(indices))
+        indices = listed(indices)
+        batch = self._dataset_fetcher.fetch(Asked(indices, key) if self._transforms else indices)
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
     def _begin(self, gatherer: Gatherer) -> None:
-        indices = _kept(self._next_index())
+        indices = next(self._sampler_iter)
+        key = self._sampler_iter.key()
         self._unasked -= 1
-        self._begun.append((indices, gatherer.start(indices)))
+        self._begun.append((indices, key, gatherer.start(indices, key)))
+
+    def _next_index(self) -> Any:
+        """Where batches are not gathered. Whatever comes of it, the next one is the one after."""
+        indices = super()._next_index()
+        self._sampler_iter.hand_out()
+        return Asked(indices, self._sampler_iter.key()) if self._transforms else indices
 
 
 class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
@@ -232,12 +298,19 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
     def __init__(self, loader: Any) -> None:
         self._given: deque[_Task] = deque()  # in the order of the sampler
         self._asked: dict[int, _Task] = {}  # by the number of torch's task
+        self._sent: dict[int, int] = {}  # numbers of batches that workers make, likewise
+        self._turn = loader._stocache_progress.turn
+        self._transforms = loader.batch_transform is not None
         self._message: Any = None  # to the next worker
         self._made_by_workers = 0  # batches that could not be gathered
         # Workers have what is there when they are started, and see nothing that is set later.
         self._source = loader._stocache_source()
         self._gatherer = loader._stocache_gatherer(self._source)
         self._loader = _over_view(loader, self._source)
+        progress = loader._stocache_progress
+        if progress.seed is not None:
+            self._workers_seed = int(progress.seed)
+            progress.is_idle = progress.resumed is None
         if self._gatherer is None:
             super().__init__(self._loader)
             return
@@ -255,8 +328,10 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         self._workers_seed = getattr(self, "_workers_seed", seed)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._sent.clear()
         if not first_iter:
             self._gatherer = loader._stocache_gatherer(self._source)
+            self._turn += 1
         if self._gatherer is None and not self._shutdown:
             super()._reset(loader, first_iter)
             return
@@ -269,7 +344,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         else:
             _BaseDataLoaderIter._reset(self, loader, first_iter)
         if self._gatherer is not None:
-            self._sampler_iter = _order_of(self)
+            self._sampler_iter.gather()
         for _ in range(self._prefetch_factor * self._num_workers):
             self._take()
         if self._gatherer is None:
@@ -286,7 +361,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             raise StopIteration
         for task in itertools.islice(self._given, _AHEAD + 1):
             if task.asked is None and task.wait is None:
-                task.wait = self._gatherer.start(task.indices)
+                task.wait = self._gatherer.start(task.indices, task.key)
         task = self._given[0]
         try:
             batch = self._made(self._gatherer, task)
@@ -316,7 +391,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             for other in itertools.islice(self._given, 1, None):
                 self._ask_if_missing(other)
         if task.asked == _REST:
-            batch = gatherer.finish(task.indices, self._answer(task))
+            batch = gatherer.finish(task.indices, self._answer(task), task.key)
             if batch is not gatherer.missing:
                 return batch
             self._made_by_workers += 1
@@ -326,9 +401,10 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
     def _take(self) -> None:
         """The next batch of the sampler. What is missing of it is asked for at once."""
         try:
-            task = _Task(_kept(next(self._sampler_iter)))
+            indices = self._next_batch()
         except StopIteration:
             return
+        task = _Task(indices, self._sampler_iter.key())
         self._given.append(task)
         self._ask_if_missing(task)
 
@@ -342,15 +418,29 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             task.wait = None
             self._ask_worker(task, _REST)
 
+    def _next_batch(self) -> Any:
+        """The indices of the next batch."""
+        epoch = self._sampler_iter
+        if not isinstance(epoch, Epoch):  # workers that are started with nothing to do yet
+            raise StopIteration
+        if epoch.seed is None:
+            epoch.seed, epoch.turn = self._base_seed, self._turn
+        self._turn = epoch.turn  # an epoch that goes on has its own
+        return next(epoch)
+
     def _next_task(self) -> None:
         self._given.popleft()
+        self._sampler_iter.hand_out()
         self._take()
 
     def _ask_worker(self, task: _Task, what: str) -> None:
         if self._shutdown:
             self._start_workers(())
         indices = listed(task.indices)
-        self._message = RestOf(indices) if what == _REST else indices
+        if what == _REST:
+            self._message = RestOf(indices, task.key)
+        else:
+            self._message = Asked(indices, task.key) if self._transforms else indices
         task.asked, task.answer = what, _NOT_YET
         self._asked[self._send_idx] = task
         self._try_put_index()
@@ -371,6 +461,8 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
 
     def _process_data(self, data: Any, worker: int) -> Any:
         if self._gatherer is None:
+            for sent in [sent for sent in self._sent if sent not in self._task_info]:
+                self._sampler_iter.hand_out(self._sent.pop(sent))
             return super()._process_data(data, worker)
         self._workers_num_tasks[worker] -= 1
         return data  # an error is raised when its batch is wanted
@@ -378,7 +470,9 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
     def _next_index(self) -> Any:
         """What torch's machine gives to the next worker."""
         if self._gatherer is None:
-            return super()._next_index()
+            indices = self._next_batch()
+            self._sent[self._send_idx] = self._sampler_iter.number
+            return Asked(indices, self._sampler_iter.key()) if self._transforms else indices
         if self._message is None:
             raise StopIteration
         message, self._message = self._message, None
@@ -386,15 +480,15 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
 
     def _hand_to_workers(self) -> None:
         """The rest of this epoch, as if they had had it from its beginning."""
-        given = [task.indices for task in self._given]
-        rest = map(listed, itertools.chain(given, self._sampler_iter))
+        self._sampler_iter.take_back()
         self._given.clear()
         self._asked.clear()
+        self._sent.clear()
         self._gatherer = None
         if self._shutdown:
-            self._start_workers(rest)
+            self._start_workers(self._sampler_iter)
         else:
-            order, self._index_sampler = self._index_sampler, _Rest(rest)
+            order, self._index_sampler = self._index_sampler, _Rest(self._sampler_iter)
             try:
                 super()._reset(self._loader)
             finally:
@@ -404,7 +498,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         """To make the rest of this epoch. Nobody sees that they begin in its middle."""
         loader = copy.copy(self._loader)
         loader.generator = torch.Generator()  # their seed has been drawn
-        loader.__dict__["batch_sampler"] = _Rest(iter(rest))  # torch refuses to set it
+        loader._stocache_order = _Rest(iter(rest))
         order, indices, yielded = self._index_sampler, self._sampler_iter, self._num_yielded
         gatherer, self._gatherer = self._gatherer, None
         try:
