@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import faulthandler
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,20 @@ def become_nobody(folder: Path) -> None:
 def process_state(pid: int) -> str:
     """R, S, D, T (stopped) or Z, as /proc says."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def leads_group(words) -> None:
+    """From here on this process is the first of a group, and what it says goes to a file, line by
+    line. Another file says where it is after 50 s."""
+    os.setpgid(0, 0)
+    sys.stderr = open(words, "w", buffering=1)  # noqa: SIM115
+    stack = open(f"{words}.stack", "w")  # noqa: SIM115
+    faulthandler.dump_traceback_later(50, file=stack)
+
+
+def stack_of(words) -> str:
+    stack = Path(f"{words}.stack")
+    return stack.read_text() if stack.exists() else ""
 
 
 def end_group(leader) -> None:

@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import signal
-import sys
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 import stocache
 import torch
 import torch.multiprocessing
-from kernel import end_group
+from kernel import end_group, leads_group, stack_of
 from kinds import MIXED, SAMPLES, WORDS, outcome
 from samples import complaint, whole
 from sources import FORK, INDEX, Counted, Fixed, Together, doubled, same, verified
@@ -431,8 +430,7 @@ WRONG = 7  # the exit code that says so
 def broken_epoch(dataset, sign, words) -> None:
     """An epoch in which a worker is killed, in a process of its own: torch raises wherever this
     process just is."""
-    os.setpgid(0, 0)
-    sys.stderr = open(words, "w")  # noqa: SIM115
+    leads_group(words)
     loader = stock(dataset, 2, num_workers=2)
     iterator = iter(loader)
     for turn, (indices, rows) in enumerate(iterator):
@@ -455,8 +453,9 @@ def test_the_death_of_a_worker_is_torchs_own_error_and_no_hang(filled, tmp_path,
         hangs = trainer.is_alive()
         end_group(trainer)
         text = words.read_text()
+        stack = stack_of(words)
         # About once in 250 kills the dead worker held a lock of torch's own queue.
-        assert not hangs or text, "the epoch hangs"
+        assert not hangs or text, f"the epoch hangs: {stack}"
         assert trainer.exitcode != WRONG and trainer.exitcode != 0, trainer.exitcode
         assert any(word in text for word in ("DataLoader worker", "gone", "Connection")), text
     for n, batch in enumerate(stock(dataset, 4, num_workers=2)):

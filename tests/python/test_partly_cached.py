@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
 import time
 import unittest.mock
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 import stocache
 import torch
-from kernel import end_group
+from kernel import end_group, leads_group, stack_of
 from kinds import MIXED, SAMPLES, WORDS, outcome
 from samples import complaint
 from sources import FORK, INDEX, Broken, Counted, Fails, Fixed, Together, doubled, same
@@ -479,8 +478,7 @@ def test_an_error_of_the_source_comes_at_its_batch_and_the_others_are_whole(cach
 
 def killed_epoch(dataset, sign, words):
     """An epoch in which a worker dies with rows lent to it; see test_loader.py."""
-    os.setpgid(0, 0)
-    sys.stderr = open(words, "w")  # noqa: SIM115
+    leads_group(words)
     loader = stocache.DataLoader(dataset, 4, num_workers=2)
     batches = iter(loader)
     for n, batch in enumerate(batches):
@@ -506,7 +504,10 @@ def test_the_death_of_a_worker_that_loads_is_torchs_own_error(cached, log, tmp_p
         hangs = trainer.is_alive()
         end_group(trainer)
         text = words.read_text()
-        assert not hangs or text, "the epoch hangs"  # in torch's own queue, see test_loader.py
+        stack = stack_of(words)
+        assert not hangs or text, (
+            f"the epoch hangs: {stack}"
+        )  # in torch's own queue, see test_loader.py
         assert trainer.exitcode not in (0, 7), trainer.exitcode
         assert any(word in text for word in ("DataLoader worker", "gone", "Connection")), text
     check(stocache.DataLoader(dataset, 4, num_workers=2))

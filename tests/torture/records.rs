@@ -161,9 +161,10 @@ fn room_comes_back(store: &RecordStore, random: &mut Random, tally: &Tally) -> R
             store.begin(*i) == Claim::LoadAndStore
                 && matches!(store.fill(*i, 0, &[IoSlice::new(&full)]), Ok(Put::Stored))
         };
-        let _records = (0..SAMPLES as usize).take_while(fits).count();
-        let (filled, room) = (store.stats().used_bytes, store.stats().data_bytes);
-        if filled + 2 * LONGEST <= room {
+        const WITH_HEAD: u64 = LONGEST + 16;
+        let filled = (0..SAMPLES as usize).take_while(fits).count() as u64 * WITH_HEAD;
+        let room = store.stats().data_bytes;
+        if filled + WITH_HEAD <= room {
             return Err(format!("round {round}: {filled} of {room} bytes could be filled again"));
         }
         store.clear().map_err(|error| error.to_string())?;

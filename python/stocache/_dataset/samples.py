@@ -256,8 +256,10 @@ class Samples:
             return [self.load(index, to_edit) for index in indices]
         loaded: dict[int, Any] = {}
         with self.records.acquire(indices, _PATIENCE_SECONDS) as acquired:
-            # Others may find meanwhile that what comes together are no samples of these indices.
-            while not self._together.gives_whole_batches() and (todo := acquired.to_load()):
+            while todo := acquired.to_load():
+                # Who was waited for may have found that what comes together are no such samples.
+                if self._together.gives_whole_batches():
+                    break
                 try:
                     samples = self._load_together(function, todo)
                 except WholeBatch:
