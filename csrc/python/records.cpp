@@ -165,9 +165,8 @@ bool RecordCache::give_absent(bridge::Batch& batch, const Loaded& loaded,
   for (int64_t row; (row = batch.absent()) >= 0;) {
     const auto record = loaded.records.find(row);
     if (record != loaded.records.end()) {
-      const auto& [schema, at, bytes] = record->second;
-      const auto* data = static_cast<const uint8_t*>(loaded.packed.const_data_ptr());
-      const bridge::Part part{data + at, bytes};
+      const auto& [schema, data, bytes] = record->second;
+      const bridge::Part part{data, bytes};
       if (!batch.give(schema, {&part, 1})) return false;
       continue;
     }

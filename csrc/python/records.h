@@ -23,12 +23,13 @@ namespace stocache {
 struct Loaded {
   // Samples: a dict, or nullptr.
   PyObject* samples = nullptr;
-  // Records of samples, side by side; see `RecordCache::pack`.
+  // Records of samples, in the memory of these tensors; see `RecordCache::pack`.
   struct Record {
     uint16_t schema;
-    size_t at, bytes;
+    const uint8_t* data;
+    size_t bytes;
   };
-  at::Tensor packed;
+  std::vector<at::Tensor> packed;
   std::unordered_map<int64_t, Record> records;
 };
 

@@ -141,8 +141,13 @@ bool to_records(PyObject* packed, Loaded& loaded) {
     PyErr_SetString(PyExc_TypeError, "packed records are a tensor");
     return false;
   }
-  loaded.packed = THPVariable_Unpack(tensor);
-  const uint64_t size = loaded.packed.nbytes();
+  const at::Tensor& memory = loaded.packed.emplace_back(THPVariable_Unpack(tensor));
+  if (!memory.is_contiguous() || !memory.device().is_cpu()) {
+    PyErr_SetString(PyExc_ValueError, "packed records are contiguous, in memory");
+    return false;
+  }
+  const auto* data = static_cast<const uint8_t*>(memory.const_data_ptr());
+  const uint64_t size = memory.nbytes();
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); ++i) {
     long long row = 0;
     unsigned short schema = 0;
@@ -150,18 +155,18 @@ bool to_records(PyObject* packed, Loaded& loaded) {
     if (!PyArg_ParseTuple(PyList_GET_ITEM(rows, i), "LHKK", &row, &schema, &at, &bytes)) {
       return false;
     }
-    if (at > size || bytes > size - at || !loaded.packed.is_contiguous() ||
-        !loaded.packed.device().is_cpu()) {
+    if (at > size || bytes > size - at) {
       PyErr_SetString(PyExc_ValueError, "packed records do not fit their memory");
       return false;
     }
-    loaded.records[row] = {schema, at, bytes};
+    loaded.records[row] = {schema, data + at, bytes};
   }
   return true;
 }
 
 // collate(indices, threads, shared, counted, samples, packed): the batch, or MISS if it must be
-// made otherwise. What is not in memory may be among the samples, a dict by row, or packed.
+// made otherwise. What is not in memory may be among the samples, a dict by row, or in the list of
+// what was packed.
 PyObject* collate(PyObject* self, PyObject* args) {
   PyObject *object = nullptr, *samples = Py_None, *packed = Py_None;
   long long threads = 1;
@@ -174,7 +179,13 @@ PyObject* collate(PyObject* self, PyObject* args) {
     return nullptr;
   }
   if (PyDict_Check(samples)) loaded.samples = samples;
-  if (packed != Py_None && !to_records(packed, loaded)) return nullptr;
+  if (packed != Py_None && !PyList_Check(packed)) {
+    PyErr_SetString(PyExc_TypeError, "packed records come in a list");
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; packed != Py_None && i < PyList_GET_SIZE(packed); ++i) {
+    if (!to_records(PyList_GET_ITEM(packed, i), loaded)) return nullptr;
+  }
   return guarded([&] {
     return sample_or_miss(opened(self)->collate(indices, threads, shared, counted, loaded));
   });

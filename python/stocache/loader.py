@@ -142,36 +142,46 @@ class _Gatherer:
         self._threads = max(1, len(os.sched_getaffinity(0)))
         self._ahead: ThreadPoolExecutor | None = None
 
-    def lacks(self, indices: Sequence[int] | Drawn) -> bool:
-        """Whether a worker has to load something for this batch."""
+    def missing_rows(self, indices: Sequence[int] | Drawn) -> Sequence[int] | None:
+        """The rows that workers have to load for this batch; None if they have to find out."""
         if self._complete:
-            return False
+            return ()
         try:
             chosen = self._chosen(indices)
             missing = self._samples.records.missing(chosen)
-            if not missing or isinstance(chosen, Tensor):  # drawn from 0 on
-                return bool(missing)
+            if not missing or isinstance(chosen, Tensor) or min(chosen) >= 0:
+                return missing
             places = self._samples.counted_from_start(chosen)
-            return places is None or bool(self._samples.records.missing(places))
+            found = places is not None and not self._samples.records.missing(places)
+            return () if found else None
         except Exception:  # the dataset's, in a worker
-            return True
+            return None
 
     def look_again(self) -> None:
         self._complete = False
 
-    def finish(self, indices: Sequence[int] | Drawn, rest: Rest | Whole, key: Key) -> Any:
-        """A batch of which a worker has loaded the rest, or ``missing``: it must be made whole by
+    def finish(
+        self, indices: Sequence[int] | Drawn, answers: list[Rest | Whole | None], key: Key
+    ) -> Any:
+        """A batch of which workers have loaded the rest, or ``missing``: it must be made whole by
         who can load samples, since some are gone or cannot be gathered."""
-        if isinstance(rest, Whole):
-            return self._pin(rest.batch)
+        if isinstance(answers[0], Whole):
+            return self._pin(answers[0].batch)
+        rests = [answer for answer in answers if isinstance(answer, Rest)]
+        if len(rests) < len(answers):
+            return _C.MISS
         try:
             chosen = as_numbers(self._chosen(indices))
         except Exception:  # of who has loaded them
             return _C.MISS
-        # The worker may have another dataset or other indices: it was started before they were set.
-        if rest.of != (self._samples.records.instance, chosen) or not self._samples.is_used():
+        # A worker may have another dataset or other indices: it was started before they were set.
+        of = (self._samples.records.instance, chosen)
+        if any(rest.of != of for rest in rests) or not self._samples.is_used():
             return _C.MISS
-        batch = self._samples.collated(rest.places, self._threads, rest.counted, packed=rest.packed)
+        batch = self._samples.collated(
+            rests[0].places, self._threads, sum(rest.counted for rest in rests),
+            packed=[rest.packed for rest in rests if rest.packed is not None],
+        )  # fmt: skip
         return self._completed(self._prepared(batch, key), key)
 
     def start(self, indices: Sequence[int] | Drawn, key: Key = (0, 0, 0)) -> Callable[[], Any]:
@@ -317,8 +327,8 @@ class _Batches(Dataset[Any]):
         if source is None:
             made = (self._collate_fn or default_collate)(_fetched(self._dataset, indices))
         elif isinstance(asked, compat.RestOf):
-            made = source[0]._stocache.rest_of_batch(source[1](indices))
-            if isinstance(made, Rest):
+            made = source[0]._stocache.rest_of_batch(source[1](indices), asked.rows)
+            if not isinstance(made, Whole):
                 return made  # the training process makes a batch of it
             made = made.batch
         else:

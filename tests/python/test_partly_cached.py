@@ -22,8 +22,9 @@ from kinds import MIXED, SAMPLES, WORDS, outcome
 from samples import complaint
 from sources import FORK, INDEX, Broken, Counted, Fails, Fixed, Together, doubled, same
 from stocache import _C
+from stocache._dataset import together
 from stocache._dataset.samples import Rest, Samples
-from torch.utils.data import DataLoader, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate, get_worker_info
 
 LENGTH = 61
 HALF = INDEX + 30 * (8 * WORDS + 64)
@@ -62,7 +63,9 @@ def test_what_was_loaded_is_gathered_beside_what_is_in_memory(cached, kind, indi
     native = outcome(lambda: collated(indices, samples=loaded))
     packed = dataset._stocache.records.pack(loaded)
     if packed is not _C.MISS:
-        again = outcome(lambda: collated(indices, packed=packed))
+        again = outcome(lambda: collated(indices, packed=[packed]))
+        apart = [dataset._stocache.records.pack({row: loaded[row]}) for row in loaded]
+        assert same(outcome(lambda: collated(indices, packed=apart)), again) or again is _C.MISS
         assert same(again, native) or (again is native is _C.MISS)
     if kind in SAMPLES and "bytes" not in kind:
         assert native is not _C.MISS and packed is not _C.MISS, "these are gathered natively"
@@ -78,14 +81,14 @@ def test_packed_records_that_do_not_fit_their_memory_are_refused(cached):
     tensor, ((row, schema, at, size),) = records.pack({1: torch.ones(100)})
     for wrong in [(1, schema, at, size + 16), (1, schema, 1 << 63, 1 << 63), (1, schema, 1000, 0)]:
         with pytest.raises(ValueError, match="do not fit their memory"):
-            records.collate([1], 1, False, 0, None, (tensor, [(row, *wrong[1:])]))
-    for wrong in [(tensor, [(1, 2)]), (tensor, 5), (5, []), (tensor,)]:
+            records.collate([1], 1, False, 0, None, [(tensor, [(row, *wrong[1:])])])
+    for wrong in [[(tensor, [(1, 2)])], [(tensor, 5)], [(5, [])], [(tensor,)], (tensor, []), 5]:
         with pytest.raises(TypeError):
             records.collate([1], 1, False, 0, None, wrong)
     # Shorter than its schema says, of another schema, for another row: no batch.
     for row_of_it in [(0, schema, at, size - 1), (0, schema + 1, at, size), (1, schema, at, size)]:
-        assert records.collate([1], 1, False, 0, None, (tensor, [row_of_it])) is _C.MISS
-    whole = records.collate([1], 1, False, 0, None, (tensor, [(0, schema, at, size)]))
+        assert records.collate([1], 1, False, 0, None, [(tensor, [row_of_it])]) is _C.MISS
+    whole = records.collate([1], 1, False, 0, None, [(tensor, [(0, schema, at, size)])])
     assert torch.equal(whole, torch.ones(1, 100))
 
 
@@ -164,7 +167,7 @@ def test_what_is_in_memory_is_gathered_here_and_only_the_rest_travels(cached, lo
     check(stocache.DataLoader(dataset, 8, num_workers=2))
     assert len(given) == 8
     for places, packed in given:
-        rows = [] if packed is None else [row for row, *_ in packed[1]]
+        rows = [row for _, rows in packed or [] for row, *_ in rows]
         assert [places[row] for row in rows] == [idx for idx in places if idx not in there]
 
 
@@ -176,23 +179,89 @@ class Uneven(Counted):
         return super().__getitem__(idx)
 
 
-def test_answers_belong_to_their_batches_whoever_is_faster(cached, log, seed):
+@pytest.mark.parametrize("size", [3, 25])  # of the larger ones, workers share the rows
+def test_answers_belong_to_their_batches_whoever_is_faster(cached, log, seed, size):
     dataset = cached(Uneven(log, LENGTH, words=64), INDEX + 4000, fingerprint="x")
     torch.manual_seed(seed)
     loader = stocache.DataLoader(
-        dataset, 3, shuffle=True, num_workers=3, prefetch_factor=4, persistent_workers=True
+        dataset, size, shuffle=True, num_workers=3, prefetch_factor=4, persistent_workers=True
     )
     for _ in range(4):
         seen = check(loader)
         assert sorted(idx for batch in seen for idx in batch) == list(range(LENGTH))
 
 
+class ByWorker(Dataset):
+    """Samples that say which worker has loaded them."""
+
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, idx):
+        return torch.tensor([idx, get_worker_info().id])
+
+
+class ByWorkerTogether(ByWorker):
+    def __getitems__(self, indices):
+        return [torch.tensor([idx, get_worker_info().id]) for idx in indices]
+
+
+@pytest.mark.parametrize("kind", [ByWorker, ByWorkerTogether])
+@pytest.mark.parametrize(
+    "workers, size, shares", [(2, 32, [16, 16]), (3, 32, [10, 11, 11]), (4, 9, [4, 5]), (3, 7, [7])]
+)
+def test_workers_share_what_is_missing_of_a_batch(cached, monkeypatch, kind, workers, size, shares):
+    # None is compared with one that another worker would load.
+    monkeypatch.setattr(together.Together, "samples", lambda *args: args[-1])
+    dataset = cached(kind(), INDEX + 64, fingerprint="x")  # room for one
+    loader = stocache.DataLoader(dataset, size, drop_last=True, num_workers=workers)
+    loaded = collections.Counter()
+    for n, batch in enumerate(loader):
+        assert batch[:, 0].tolist() == list(range(n * size, (n + 1) * size))
+        of_worker = collections.Counter(batch[:, 1].tolist())
+        if n:  # the first sample stays in memory
+            assert sorted(of_worker.values()) == shares
+        loaded += of_worker
+    assert max(loaded.values()) - min(loaded.values()) <= max(shares)
+
+
+class BrokenTwice(ByWorker):
+    def __getitem__(self, idx):
+        if idx in (37, 60):
+            time.sleep(0.2 if idx == 37 else 0)
+            raise Fails(f"sample {idx}")
+        return super().__getitem__(idx)
+
+
+def test_of_several_errors_it_is_that_of_the_first_row(cached):
+    dataset = cached(BrokenTwice(), INDEX + 64, fingerprint="x")
+    batches = iter(stocache.DataLoader(dataset, 32, num_workers=2))
+    assert len(next(batches)) == 32
+    with pytest.raises(Fails, match="sample 37"):
+        next(batches)
+    assert next(batches)[:, 0].tolist() == list(range(64, 96))
+    assert list(batches) == []
+
+
+def test_a_share_that_cannot_be_sent_makes_the_batch_anothers(cached):
+    """Of samples that are collated in Python."""
+    source = [{"names": {"a": idx}, "x": torch.full((4,), float(idx))} for idx in range(64)]
+    for idx in range(40, 64):
+        source[idx]["x"] = torch.full((5,), float(idx))
+    dataset = cached(source, INDEX + 64, fingerprint="x")
+    loader = stocache.DataLoader(dataset, 20, num_workers=2)
+    batches = iter(loader)
+    assert next(batches)["x"].shape == (20, 4) and next(batches)["x"].shape == (20, 4)
+    assert next(batches)["x"].shape == (20, 5)
+    assert next(batches)["names"]["a"].tolist() == [60, 61, 62, 63]
+
+
 def test_control_an_answer_for_another_batch_would_be_seen(cached, log, monkeypatch):
     dataset = cached(Counted(log, LENGTH, words=64), INDEX + 4000, fingerprint="x")
     rest_of_batch = Samples.rest_of_batch
 
-    def of_others(self, indices):
-        rest = rest_of_batch(self, [min(idx ^ 1, 60) for idx in indices])
+    def of_others(self, indices, rows=None):
+        rest = rest_of_batch(self, [min(idx ^ 1, 60) for idx in indices], rows)
         rest.of = (self.records.instance, indices)
         return rest
 
@@ -356,10 +425,11 @@ def test_records_travel_by_ticket(cached, log, monkeypatch):
     kinds = []
     finish = stocache.loader._Gatherer.finish
 
-    def noted(self, indices, rest, key):
-        if rest.packed is not None:
-            kinds.append(_C.batch_ticket(rest.packed[0]) is not None)
-        return finish(self, indices, rest, key)
+    def noted(self, indices, rests, key):
+        for rest in rests:
+            if rest.packed is not None:
+                kinds.append(_C.batch_ticket(rest.packed[0]) is not None)
+        return finish(self, indices, rests, key)
 
     monkeypatch.setattr(stocache.loader._Gatherer, "finish", noted)
     check(stocache.DataLoader(dataset, 4, num_workers=2))

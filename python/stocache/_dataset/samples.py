@@ -175,23 +175,29 @@ class Samples:
             batch = default_collate(self._filled_up(places, loaded, to_edit=False))
         return batch
 
-    def rest_of_batch(self, indices: Sequence[Any]) -> Rest | Whole:
-        """What another process, which gathers a batch, does not find in memory."""
+    def rest_of_batch(
+        self, indices: Sequence[Any], rows: Sequence[int] | None = None
+    ) -> Rest | Whole | None:
+        """What another process, which gathers a batch, does not find in memory; of these ``rows``,
+        if others load others. None if that cannot be sent."""
         is_worker()  # what it sends goes by ticket
+        asked = indices if rows is None else [indices[row] for row in rows]
         try:
-            places, loaded = self._with_missing(indices, to_edit=False, whole=True)
+            places, loaded = self._with_missing(asked, to_edit=False, whole=True)
         except _Given as given:
-            return Whole(default_collate(given.batch))
-        rows = list(loaded)
-        left = self.records.missing([places[row] for row in rows])
-        packed = self.records.pack({rows[k]: loaded[rows[k]] for k in left}) if left else None
+            return Whole(default_collate(given.batch)) if rows is None else None
+        mine = list(loaded)
+        left = [mine[k] for k in self.records.missing([places[k] for k in mine])]
+        row_of = range(len(places)) if rows is None else rows
+        packed = self.records.pack({row_of[k]: loaded[k] for k in left}) if left else None
         if packed is _C.MISS:
-            return Whole(self._batch(places, loaded))
-        return Rest(packed, len(loaded), places, (self.records.instance, as_numbers(indices)))
+            return Whole(self._batch(places, loaded)) if rows is None else None
+        of = (self.records.instance, as_numbers(indices))
+        return Rest(packed, len(loaded), places if rows is None else of[1], of)
 
     def collated(
         self, places: Sequence[Any] | Tensor, threads: int = 1, counted: int = 0,
-        samples: dict[int, Any] | None = None, packed: Any = None,
+        samples: dict[int, Any] | None = None, packed: list[Any] | None = None,
     ) -> Any:  # fmt: skip
         """The batch as default_collate makes it, gathered natively: from memory, and what is not
         there from these ``samples`` or ``packed`` records. ``_C.MISS`` if one is in neither, or if

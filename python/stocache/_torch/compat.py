@@ -16,7 +16,7 @@ import copy
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +45,8 @@ _AHEAD = 2
 # So many batches of an epoch that cannot be gathered are asked for one by one. Then workers make
 # the rest of it.
 _FEW = 3
+# So many rows at least are asked of one worker, where several share what is missing of a batch.
+_ROWS_EACH = 4
 
 
 class Gatherer(Protocol):
@@ -58,14 +60,14 @@ class Gatherer(Protocol):
     def start(self, indices: Any, key: Key) -> Callable[[], Any]:
         """Begins with a batch; the function waits for it."""
 
-    def lacks(self, indices: Any) -> bool:
-        """Whether a worker has to be asked for a part of this batch."""
+    def missing_rows(self, indices: Any) -> Sequence[int] | None:
+        """The rows of this batch that workers have to load; None if they have to find out."""
 
     def look_again(self) -> None:
         """Something that was in memory as the epoch began is gone."""
 
-    def finish(self, indices: Any, rest: Any, key: Key) -> Any:
-        """The batch, with what a worker gave; or ``missing``, and a worker must make all of it."""
+    def finish(self, indices: Any, answers: list[Any], key: Key) -> Any:
+        """The batch, with what workers gave; or ``missing``, and a worker must make all of it."""
 
 
 class Asked:
@@ -79,9 +81,13 @@ class Asked:
 
 
 class RestOf(Asked):
-    """Asks it for what is not in memory of a batch."""
+    """Asks it for what is not in memory of a batch; of these ``rows`` only, if not None."""
 
-    __slots__ = ()
+    __slots__ = ("rows",)
+
+    def __init__(self, indices: Any, key: Key, rows: Sequence[int] | None) -> None:
+        super().__init__(indices, key)
+        self.rows = rows
 
 
 _NOT_YET = object()
@@ -91,14 +97,17 @@ _REST, _WHOLE = "rest", "whole"
 class _Task:
     """A batch to come."""
 
-    __slots__ = ("answer", "asked", "indices", "key", "wait")
+    __slots__ = ("answers", "asked", "indices", "key", "wait")
 
     def __init__(self, indices: Any, key: Key) -> None:
         self.indices = indices
         self.key = key
         self.wait: Callable[[], Any] | None = None  # while it is gathered
-        self.asked: str | None = None  # of a worker: the rest of it, or the whole
-        self.answer: Any = _NOT_YET  # what it gave, or an ExceptionWrapper
+        self.asked: str | None = None  # of workers: the rest of it, or of one: the whole
+        self.answers: list[Any] = []  # what they gave, or an ExceptionWrapper
+
+    def is_answered(self) -> bool:
+        return all(answer is not _NOT_YET for answer in self.answers)
 
 
 class Loader(DataLoader[Any]):
@@ -297,7 +306,8 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: Any) -> None:
         self._given: deque[_Task] = deque()  # in the order of the sampler
-        self._asked: dict[int, _Task] = {}  # by the number of torch's task
+        # Which question it is, by the number of torch's task.
+        self._asked: dict[int, tuple[_Task, int]] = {}
         self._sent: dict[int, int] = {}  # numbers of batches that workers make, likewise
         self._turn = loader._stocache_progress.turn
         self._transforms = loader.batch_transform is not None
@@ -366,7 +376,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         try:
             batch = self._made(self._gatherer, task)
         except Exception:
-            if task.asked is None or task.answer is not _NOT_YET:  # it is about this batch
+            if task.asked is None or task.is_answered():  # it is about this batch
                 self._next_task()
             raise
         if batch is self._gatherer.missing:
@@ -387,16 +397,16 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             # What was in memory a moment ago is not any more.
             task.wait = None
             gatherer.look_again()
-            self._ask_worker(task, _REST)
+            self._ask_for_rest(task, gatherer.missing_rows(task.indices))
             for other in itertools.islice(self._given, 1, None):
                 self._ask_if_missing(other)
         if task.asked == _REST:
-            batch = gatherer.finish(task.indices, self._answer(task), task.key)
+            batch = gatherer.finish(task.indices, self._answers(task), task.key)
             if batch is not gatherer.missing:
                 return batch
             self._made_by_workers += 1
-            self._ask_worker(task, _WHOLE)
-        return self._answer(task)
+            self._ask_for_all(task)
+        return self._answers(task)[0]
 
     def _take(self) -> None:
         """The next batch of the sampler. What is missing of it is asked for at once."""
@@ -413,10 +423,12 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             return
         if self._made_by_workers >= _FEW:
             task.wait = None
-            self._ask_worker(task, _WHOLE)
-        elif self._gatherer.lacks(task.indices):
+            self._ask_for_all(task)
+            return
+        rows = self._gatherer.missing_rows(task.indices)
+        if rows is None or len(rows):
             task.wait = None
-            self._ask_worker(task, _REST)
+            self._ask_for_rest(task, rows)
 
     def _next_batch(self) -> Any:
         """The indices of the next batch."""
@@ -433,31 +445,51 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         self._sampler_iter.hand_out()
         self._take()
 
-    def _ask_worker(self, task: _Task, what: str) -> None:
+    def _ask_for_all(self, task: _Task) -> None:
+        indices = listed(task.indices)
+        self._ask(task, _WHOLE, [Asked(indices, task.key) if self._transforms else indices])
+
+    def _ask_for_rest(self, task: _Task, rows: Sequence[int] | None) -> None:
+        """Workers share the rows, so that none is idle while another loads. Rows are not so few for
+        each that messages would cost more than loading."""
+        indices = listed(task.indices)
+        shares = min(self._num_workers, len(rows) // _ROWS_EACH) if rows is not None else 1
+        if rows is None or shares < 2:
+            self._ask(task, _REST, [RestOf(indices, task.key, None)])
+            return
+        cuts = [k * len(rows) // shares for k in range(shares + 1)]
+        parts = [rows[start:end] for start, end in itertools.pairwise(cuts)]
+        self._ask(task, _REST, [RestOf(indices, task.key, part) for part in parts])
+
+    def _ask(self, task: _Task, what: str, messages: list[Any]) -> None:
         if self._shutdown:
             self._start_workers(())
-        indices = listed(task.indices)
-        if what == _REST:
-            self._message = RestOf(indices, task.key)
-        else:
-            self._message = Asked(indices, task.key) if self._transforms else indices
-        task.asked, task.answer = what, _NOT_YET
-        self._asked[self._send_idx] = task
-        self._try_put_index()
+        task.asked, task.answers = what, [_NOT_YET] * len(messages)
+        # torch counts messages, and allows so many for each worker as there are batches ahead.
+        factor = self._prefetch_factor
+        self._prefetch_factor = factor * self._num_workers
+        try:
+            for number, self._message in enumerate(messages):
+                self._asked[self._send_idx] = (task, number)
+                self._try_put_index()
+        finally:
+            self._prefetch_factor = factor
 
-    def _answer(self, task: _Task) -> Any:
-        """What a worker gave or raised. Answers come in the order of the questions: those for other
-        batches are kept for them."""
-        while task.answer is _NOT_YET:
+    def _answers(self, task: _Task) -> list[Any]:
+        """What workers gave. Answers come in the order of the questions: those for other batches
+        are kept for them. Where several raised, it is the error of the first rows."""
+        while not task.is_answered():
             try:
                 answer = super()._next_data()
             except StopIteration:
-                task.answer = None  # it will not come
+                task.answers = [None]  # they will not come
                 raise RuntimeError("a DataLoader worker is gone, and its batch with it") from None
-            self._asked.pop(self._rcvd_idx - 1).answer = answer
-        if isinstance(task.answer, ExceptionWrapper):
-            task.answer.reraise()
-        return task.answer
+            of, number = self._asked.pop(self._rcvd_idx - 1)
+            of.answers[number] = answer
+        for answer in task.answers:
+            if isinstance(answer, ExceptionWrapper):
+                answer.reraise()
+        return task.answers
 
     def _process_data(self, data: Any, worker: int) -> Any:
         if self._gatherer is None:

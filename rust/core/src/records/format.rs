@@ -37,7 +37,7 @@ pub(super) const LAST_GENERATION: u32 = (1 << (64 - LENGTH_BITS)) - 1;
 const _: () = {
     assert!(MAX_DATA_BYTES / RECORD_ALIGN == 1 << LOCATION_BITS);
     assert!(MAX_RECORD < 1 << LENGTH_BITS);
-    assert!(HEAD_BYTES == 2 * 8 && HEAD_BYTES % RECORD_ALIGN == 0);
+    assert!(HEAD_BYTES == 2 * 8 && HEAD_BYTES.is_multiple_of(RECORD_ALIGN));
 };
 
 /// Where a record is.

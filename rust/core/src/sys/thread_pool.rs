@@ -1,6 +1,7 @@
 //! Threads that wait for work, so that sharing pays for a job of a fraction of a millisecond.
 //!
-//! Helpers are started at the first call and sleep between calls. A job is posted behind a gate:
+//! Helpers are started at the first call and sleep between calls, after they have looked for the next
+//! job for a moment: to be woken takes longer than a small job. A job is posted behind a gate:
 //! helpers go in while it is open, and who posted the job closes it and waits until all are out. So
 //! a job may live on the stack of the call, and a helper that wakes late finds the gate closed.
 //!
@@ -129,9 +130,15 @@ pub(crate) use real::share;
 
 #[cfg(not(loom))]
 mod real {
-    use super::{AtomicBool, Gate, Job, MOST_HELPERS, Ordering};
+    use super::{AtomicBool, Gate, Job, MOST_HELPERS, OPEN, Ordering};
     use std::sync::atomic::AtomicPtr;
     use std::thread::Thread;
+    use std::time::{Duration, Instant};
+
+    /// For so long a helper looks for the next job before it sleeps: about what a thread takes to wake.
+    const LOOK: Duration = Duration::from_micros(60);
+    /// So often between two looks at the clock.
+    const LOOKS: u32 = 32;
 
     /// The threads of this process. Never dropped: helpers wait until the process ends.
     struct ThreadPool {
@@ -201,7 +208,9 @@ mod real {
             while helpers.len() < wanted {
                 let serve = || loop {
                     pool.gate.help();
-                    std::thread::park();
+                    if !opens_soon(&pool.gate) {
+                        std::thread::park();
+                    }
                 };
                 match std::thread::Builder::new().name("stocache-gather".into()).spawn(serve) {
                     Ok(helper) => helpers.push(helper.thread().clone()),
@@ -210,6 +219,21 @@ mod real {
             }
             pool.gate.run(job, || helpers.iter().take(wanted).for_each(Thread::unpark));
         }
+    }
+
+    /// Whether a job is posted within a moment.
+    fn opens_soon(gate: &Gate) -> bool {
+        let began = Instant::now();
+        while began.elapsed() < LOOK {
+            for _ in 0..LOOKS {
+                // Relaxed: who goes in looks again.
+                if gate.state.load(Ordering::Relaxed) & OPEN != 0 {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        false
     }
 
     impl Drop for Turn {
