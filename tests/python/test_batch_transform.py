@@ -373,3 +373,17 @@ def test_spawned_workers_get_it_by_pickle(cached):
     loader = stocache.DataLoader(dataset, 8, shuffle=True, batch_transform=noisy, **options)
     here = stocache.DataLoader(dataset, 8, shuffle=True, batch_transform=noisy)
     assert equal(epochs(loader, 1), epochs(here, 1))
+
+
+def runs_dry(batch):
+    raise StopIteration
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("share", ["all", "none"])
+def test_one_that_raises_stop_iteration_ends_no_epoch_without_a_word(cached, share, workers):
+    loader = stocache.DataLoader(
+        make(cached, share), 4, num_workers=workers, batch_transform=runs_dry
+    )
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(loader)

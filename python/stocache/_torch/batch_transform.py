@@ -24,9 +24,12 @@ class BatchTransform:
         self.takes_generator = _takes_generator(function)
 
     def __call__(self, batch: Any, key: Key) -> Any:
-        if not self.takes_generator:
-            return self.function(batch)
-        return self.function(batch, generator=generator_of(key))
+        try:
+            if not self.takes_generator:
+                return self.function(batch)
+            return self.function(batch, generator=generator_of(key))
+        except StopIteration as error:  # which would end the epoch without a word
+            raise RuntimeError(f"batch_transform {self.function!r} raised StopIteration") from error
 
     def check_pickles(self, start_method: str | None) -> None:
         """Workers that are not forked get it by pickle."""

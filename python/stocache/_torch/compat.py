@@ -349,7 +349,8 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         self._asked.clear()
         self._message = None
         self._made_by_workers = 0
-        if not self._shutdown and self._task_info:  # of an epoch that was left early
+        # Of an epoch that was left early, or in which a worker died with what it was asked for.
+        if not self._shutdown and (self._task_info or self._tasks_outstanding):
             super()._reset(loader, first_iter)
         else:
             _BaseDataLoaderIter._reset(self, loader, first_iter)
@@ -386,8 +387,8 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         return batch
 
     def _made(self, gatherer: Gatherer, task: _Task) -> Any:
-        """The batch; ``missing`` if it is for workers that give batches as they come. After an
-        error of torch's machine (a timeout, Ctrl-C) it goes on where it was."""
+        """The batch; ``missing`` if it is for workers that give batches as they come. After a
+        timeout it goes on where it was; after Ctrl-C too, unless torch's queue lost a message."""
         if task.wait is not None:
             batch = task.wait()
             if batch is not gatherer.missing:
@@ -468,10 +469,15 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         # torch counts messages, and allows so many for each worker as there are batches ahead.
         factor = self._prefetch_factor
         self._prefetch_factor = factor * self._num_workers
+        first = self._send_idx
         try:
             for number, self._message in enumerate(messages):
                 self._asked[self._send_idx] = (task, number)
                 self._try_put_index()
+        except BaseException:
+            if self._send_idx == first:  # nothing was asked
+                task.asked, task.answers = None, []
+            raise
         finally:
             self._prefetch_factor = factor
 
