@@ -126,7 +126,7 @@ def quick_forkserver():
     multiprocessing.forkserver._forkserver._stop()
 
 
-@pytest.mark.parts(2)
+@pytest.mark.parts(6)
 def test_a_script_sees_the_same_with_workers_of_a_forkserver(
     tmp_path, seed, scale, quick_forkserver
 ):
