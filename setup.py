@@ -120,8 +120,11 @@ class BuildNative(build_ext):
         run(cmake, "--install", str(build), "--strip")
 
 
+# The folders of python/stocache.
+PRIVATE = ("_dataset", "_loading", "_sharing", "_torch")
+
 setup(
-    packages=["stocache", "stocache._dataset", "stocache._sharing", "stocache._torch"],
+    packages=["stocache", *(f"stocache.{part}" for part in PRIVATE)],
     package_dir={"": "python"},
     package_data={"stocache": ["py.typed", "*.pyi"]},
     ext_modules=[Extension("stocache._C", sources=[])],

@@ -104,17 +104,22 @@ PyObject* codec_collate(PyObject*, PyObject* args, PyObject* kwargs) {
   const auto parsed = schema_of(schema);
   Ref items = checked(PySequence_Tuple(records));
   std::vector<std::unique_ptr<Bytes>> held;
-  std::vector<bridge::Part> rows;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items.get()); ++i) {
-    held.push_back(std::make_unique<Bytes>(PyTuple_GET_ITEM(items.get(), i)));
-    rows.push_back({held.back()->data(), held.back()->size()});
+  const auto rows = static_cast<size_t>(PyTuple_GET_SIZE(items.get()));
+  Collation collation(bridge::new_batch(rows));
+  for (size_t row = 0; row < rows; ++row) {
+    held.push_back(
+        std::make_unique<Bytes>(PyTuple_GET_ITEM(items.get(), static_cast<Py_ssize_t>(row))));
+    const bridge::Part record{held.back()->data(), held.back()->size()};
+    collation.batch().give(row, {&record, 1});
   }
   auto allocate = [](at::IntArrayRef sizes, at::ScalarType type) { return at::empty(sizes, type); };
-  Collation collation(parsed, bridge::batch_over({rows.data(), rows.size()}));
   bool whole = false;
   {
     WithoutGil free;
-    whole = collation.plan(allocate) && collation.copy(threads) == bridge::Gathered::Whole;
+    if (collation.plan(parsed, allocate)) {
+      collation.begin(threads);
+      whole = translated([&] { return collation.batch().finish(); }) == bridge::Gathered::Whole;
+    }
   }
   return whole ? collation.finish() : Py_NewRef(Py_NotImplemented);
   END_HANDLE_TH_ERRORS

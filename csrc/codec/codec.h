@@ -95,6 +95,8 @@ class Schema {
   // Whether there are records of this schema that can be collated here.
   bool collatable() const;
   bool needs_pickle() const;
+  // The schema itself.
+  std::string_view bytes() const;
 
   struct Impl;
 
@@ -111,29 +113,31 @@ bool is_collated_otherwise(const Schema& schema);
 
 class Ref;
 
-// A batch in the making: many records of one schema, gathered column by column into what
-// torch.utils.data.default_collate makes of them. See rust/core/src/batches for where the records
-// are and how they are copied.
+// What torch.utils.data.default_collate makes of the samples of a batch, whose records are gathered
+// column by column. See rust/core/src/batches for where the records are and how they are copied.
 //
-//   Collation collation(schema, batch);
-//   if (!collation.plan(allocate)) ...         // any thread, no GIL needed; fall back: decode and
-//   collate collation.copy(threads) ...                // no GIL needed PyObject* batch =
-//   collation.finish();      // GIL; only if all was copied whole
+//   Collation collation(batch);
+//   if (!collation.plan(schema, allocate)) ...                        // decode and collate instead
+//   collation.begin(threads);                                         // it goes on by itself
+//   if (collation.batch().finish() == bridge::Gathered::Whole) ...    // no GIL needed
+//   PyObject* made = collation.finish();                              // only then
 class Collation {
  public:
   // Makes the tensor of one column. Called without the GIL if the caller does not hold it.
   using Allocate = std::function<at::Tensor(at::IntArrayRef, at::ScalarType)>;
 
-  Collation(std::shared_ptr<const Schema> schema, ::rust::Box<bridge::Batch> batch);
+  explicit Collation(::rust::Box<bridge::Batch> batch);
 
-  // Checks what it can about the shapes and makes the tensors. False if there are no records, if
+  bridge::Batch& batch() { return *batch_; }
+  const bridge::Batch& batch() const { return *batch_; }
+
+  // Checks what it can about the shapes and makes the tensors. False if no record is there, if
   // shapes differ, if a record is damaged, or if the schema holds what default_collate refuses or
   // treats in a way of its own. Lengths of strings may differ. Throws only what `allocate` throws.
-  bool plan(const Allocate& allocate);
-  // How many bytes `copy` moves, to decide about the GIL.
-  uint64_t bytes() const { return batch_->bytes(); }
-  // Copies all rows on up to that many threads.
-  bridge::Gathered copy(size_t threads);
+  // Needs no GIL. Once.
+  bool plan(std::shared_ptr<const Schema> schema, const Allocate& allocate);
+  // Begins to copy, on up to that many threads, this one included. Needs no GIL.
+  void begin(size_t threads);
   // The batch, a new reference; once, after every row was copied. Throws python_error, or
   // c10::ValueError if strings are damaged.
   PyObject* finish();
@@ -143,9 +147,9 @@ class Collation {
   Ref strings(bool text, bool as_tuple);
 
   std::shared_ptr<const Schema> schema_;
-  ::rust::Box<bridge::Batch> batch_;
   std::vector<at::Tensor> columns_;
   size_t next_node_ = 0, next_column_ = 0, next_text_ = 0;
+  ::rust::Box<bridge::Batch> batch_;  // goes first: until then the columns may be written to
 };
 
 // Adds stocache.UnsupportedSample to the module and, for tests and for a look inside:

@@ -40,10 +40,10 @@ bool is_collated_otherwise(const Schema& schema) {
   });
 }
 
-Collation::Collation(std::shared_ptr<const Schema> schema, ::rust::Box<bridge::Batch> batch)
-    : schema_(std::move(schema)), batch_(std::move(batch)) {}
+Collation::Collation(::rust::Box<bridge::Batch> batch) : batch_(std::move(batch)) {}
 
-bool Collation::plan(const Allocate& allocate) {
+bool Collation::plan(std::shared_ptr<const Schema> schema, const Allocate& allocate) {
+  schema_ = std::move(schema);
   if (!batch_->lay_out(*schema_->impl_->parsed)) return false;
   for (const auto& column : batch_->columns()) {
     const auto dtype = scalar_type(column.dtype);
@@ -57,13 +57,13 @@ bool Collation::plan(const Allocate& allocate) {
   return true;
 }
 
-bridge::Gathered Collation::copy(size_t threads) {
+void Collation::begin(size_t threads) {
   std::vector<bridge::Target> targets;
   targets.reserve(columns_.size());
   for (const auto& column : columns_) {
     targets.push_back({static_cast<uint8_t*>(column.mutable_data_ptr()), column.nbytes()});
   }
-  return translated([&] { return batch_->copy({targets.data(), targets.size()}, threads); });
+  translated([&] { batch_->begin({targets.data(), targets.size()}, threads); });
 }
 
 // The strings of a column, in what default_collate puts them: zip makes tuples, the rest lists.

@@ -125,6 +125,8 @@ bool Schema::collatable() const { return impl_->sums.collatable; }
 
 bool Schema::needs_pickle() const { return impl_->sums.needs_pickle; }
 
+std::string_view Schema::bytes() const { return as_text(impl_->parsed->bytes()); }
+
 void malformed(const char* why) { TORCH_CHECK_VALUE(false, "malformed schema: ", why); }
 
 void damaged(const char* why) { TORCH_CHECK_VALUE(false, "damaged record: ", why); }

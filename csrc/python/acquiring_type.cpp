@@ -22,22 +22,9 @@ PyObject* puts = nullptr;
 
 PyAcquiring* acquiring(PyObject* self) { return reinterpret_cast<PyAcquiring*>(self); }
 
-// Its use by one thread at a time, while this lives.
-class Use {
- public:
-  explicit Use(PyObject* self) : mine_(acquiring(self)) {
-    TORCH_CHECK(!mine_->busy, "these samples are being acquired by another thread");
-    mine_->busy = true;
-  }
-  ~Use() { mine_->busy = false; }
-  Use(const Use&) = delete;
-  Use& operator=(const Use&) = delete;
-
-  PyAcquiring* operator->() const { return mine_; }
-
- private:
-  PyAcquiring* mine_;
-};
+InUse<PyAcquiring> use(PyObject* self) {
+  return {acquiring(self), "these samples are being acquired"};
+}
 
 const char* word(bridge::Put put) {
   switch (put) {
@@ -62,7 +49,7 @@ bool warn(const std::string& why) {
 // load when there is nothing else to do.
 PyObject* to_load(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    const Use mine(self);
+    const auto mine = use(self);
     const auto todo = translated([&] {
       WithoutGil free;
       return mine->samples->next_to_load();
@@ -93,7 +80,7 @@ PyObject* put(PyObject* self, PyObject* args) {
     return nullptr;
   }
   return guarded([&]() -> PyObject* {
-    const Use mine(self);
+    const auto mine = use(self);
     const auto outlook = mine->samples->outlook(index);
     TORCH_CHECK_VALUE(outlook != bridge::Outlook::Unasked, "sample ", index,
                       " was not to be loaded here; put() takes what to_load() gave, once");
@@ -116,7 +103,7 @@ PyObject* enter(PyObject* self, PyObject*) { return Py_NewRef(self); }
 
 PyObject* leave(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
-    Use(self)->samples->give_back();
+    use(self)->samples->give_back();
     Py_RETURN_NONE;
   });
 }

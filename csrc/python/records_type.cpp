@@ -1,8 +1,12 @@
 #include "python/records_type.h"
 
-#include <torch/csrc/autograd/python_variable.h>
+#include <utility>
+#include <vector>
 
 #include "python/acquiring_type.h"
+#include "python/gathering.h"
+#include "python/gathering_type.h"
+#include "python/indices.h"
 #include "python/records.h"
 #include "python/shared_batches.h"
 #include "python/support.h"
@@ -14,54 +18,13 @@ struct PyRecords {
   PyObject_HEAD std::shared_ptr<RecordCache> cache;
 };
 
-PyObject* miss = nullptr;
+PyTypeObject* records_type = nullptr;
 
 // The reference keeps it open for the call, also if another thread closes it meanwhile.
 std::shared_ptr<RecordCache> opened(PyObject* self) {
   const auto& cache = reinterpret_cast<PyRecords*>(self)->cache;
   TORCH_CHECK(cache, "this CachedDataset is closed; construct a new one");
   return cache;
-}
-
-PyObject* sample_or_miss(PyObject* sample) { return sample ? sample : Py_NewRef(miss); }
-
-// The usual case: a list or tuple of nothing but ints. No code of the user's runs that could change
-// it.
-bool are_plain(PyObject* object, std::vector<int64_t>& indices) {
-  if (!PyList_CheckExact(object) && !PyTuple_CheckExact(object)) return false;
-  PyObject** items = PySequence_Fast_ITEMS(object);
-  indices.resize(static_cast<size_t>(PySequence_Fast_GET_SIZE(object)));
-  for (size_t i = 0; i < indices.size(); ++i) {
-    if (!PyLong_CheckExact(items[i])) return false;
-    indices[i] = value_of(items[i]);
-  }
-  return true;
-}
-
-// What torch.randperm has drawn.
-bool are_numbers(PyObject* object, std::vector<int64_t>& indices) {
-  if (!THPVariable_CheckExact(object)) return false;
-  const at::Tensor& tensor = THPVariable_Unpack(object);
-  if (tensor.scalar_type() != at::kLong || tensor.dim() != 1 || !tensor.is_cpu() ||
-      !tensor.is_contiguous()) {
-    return false;
-  }
-  const auto* numbers = tensor.const_data_ptr<int64_t>();
-  indices.assign(numbers, numbers + tensor.numel());
-  return true;
-}
-
-bool to_indices(PyObject* object, std::vector<int64_t>& indices) {
-  if (are_plain(object, indices) || are_numbers(object, indices)) return true;
-  PyObject* items = PySequence_Tuple(object);
-  if (!items) return false;
-  indices.resize(static_cast<size_t>(PyTuple_GET_SIZE(items)));
-  bool good = true;
-  for (size_t i = 0; good && i < indices.size(); ++i) {
-    good = to_index(PyTuple_GET_ITEM(items, static_cast<Py_ssize_t>(i)), indices[i]);
-  }
-  Py_DECREF(items);
-  return good;
 }
 
 // _open(limit_bytes, dataset_len, policy, name, backing, keep, fingerprint, huge_pages, instance,
@@ -129,75 +92,60 @@ PyObject* get(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     const auto cache = opened(self);
     PyObject* sample = cache->get(index, args[1] == Py_True);
     if (sample && counted) cache->records().note(1, 0);
-    return sample_or_miss(sample);
+    return or_miss(sample);
   });
 }
 
-// What pack() made, as far as it is plausible.
-bool to_records(PyObject* packed, Loaded& loaded) {
-  PyObject *tensor = nullptr, *rows = nullptr;
-  if (!PyArg_ParseTuple(packed, "OO!", &tensor, &PyList_Type, &rows)) return false;
-  if (!THPVariable_Check(tensor)) {
-    PyErr_SetString(PyExc_TypeError, "packed records are a tensor");
-    return false;
-  }
-  const at::Tensor& memory = loaded.packed.emplace_back(THPVariable_Unpack(tensor));
-  if (!memory.is_contiguous() || !memory.device().is_cpu()) {
-    PyErr_SetString(PyExc_ValueError, "packed records are contiguous, in memory");
-    return false;
-  }
-  const auto* data = static_cast<const uint8_t*>(memory.const_data_ptr());
-  const uint64_t size = memory.nbytes();
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); ++i) {
-    long long row = 0;
-    unsigned short schema = 0;
-    unsigned long long at = 0, bytes = 0;
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(rows, i), "LHKK", &row, &schema, &at, &bytes)) {
-      return false;
-    }
-    if (at > size || bytes > size - at) {
-      PyErr_SetString(PyExc_ValueError, "packed records do not fit their memory");
-      return false;
-    }
-    loaded.records[row] = {schema, data + at, bytes};
-  }
-  return true;
-}
-
-// collate(indices, threads, shared, counted, samples, packed): the batch, or MISS if it must be
-// made otherwise. What is not in memory may be among the samples, a dict by row, or in the list of
-// what was packed.
-PyObject* collate(PyObject* self, PyObject* args) {
-  PyObject *object = nullptr, *samples = Py_None, *packed = Py_None;
-  long long threads = 1;
-  unsigned long long counted = 0;
-  int shared = 0;
+// gather(indices, threads, shared): a batch in the making.
+PyObject* gather(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   std::vector<int64_t> indices;
-  Loaded loaded;
-  if (!PyArg_ParseTuple(args, "OLpK|OO", &object, &threads, &shared, &counted, &samples, &packed) ||
-      !to_indices(object, indices)) {
+  int64_t threads = 1;
+  if (nargs != 3 || !to_indices(args[0], indices) || !to_index(args[1], threads)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "gather(indices, threads, shared)");
     return nullptr;
   }
-  if (PyDict_Check(samples)) loaded.samples = samples;
-  if (packed != Py_None && !PyList_Check(packed)) {
-    PyErr_SetString(PyExc_TypeError, "packed records come in a list");
+  return guarded(
+      [&] { return make_gathering({opened(self)}, {}, indices, threads, args[2] == Py_True); });
+}
+
+// gather_from(stores, which, indices, threads, shared): the same, each row of the store of that
+// number.
+PyObject* gather_from(PyObject*, PyObject* args) {
+  PyObject *stores = nullptr, *numbers = nullptr, *object = nullptr;
+  long long threads = 1;
+  int shared = 0;
+  std::vector<int64_t> indices, which;
+  if (!PyArg_ParseTuple(args, "O!OOLp", &PyList_Type, &stores, &numbers, &object, &threads,
+                        &shared) ||
+      !to_indices(numbers, which) || !to_indices(object, indices)) {
     return nullptr;
   }
-  for (Py_ssize_t i = 0; packed != Py_None && i < PyList_GET_SIZE(packed); ++i) {
-    if (!to_records(PyList_GET_ITEM(packed, i), loaded)) return nullptr;
-  }
-  return guarded([&] {
-    return sample_or_miss(opened(self)->collate(indices, threads, shared, counted, loaded));
+  return guarded([&]() -> PyObject* {
+    Gathering::Caches caches;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(stores); ++i) {
+      PyObject* store = PyList_GET_ITEM(stores, i);
+      TORCH_CHECK_TYPE(PyObject_TypeCheck(store, records_type), "stores are a list of Records");
+      caches.push_back(opened(store));
+    }
+    TORCH_CHECK_VALUE(!caches.empty() && which.size() == indices.size(),
+                      "every index needs the number of its store");
+    std::vector<uint32_t> places;
+    for (const int64_t number : which) {
+      TORCH_CHECK_VALUE(number >= 0 && number < static_cast<int64_t>(caches.size()),
+                        "there is no store ", number);
+      places.push_back(static_cast<uint32_t>(number));
+    }
+    return make_gathering(std::move(caches), std::move(places), indices, threads, shared);
   });
 }
 
-// pack(samples): for another process that collates; MISS if it must get the samples otherwise.
-PyObject* pack(PyObject* self, PyObject* samples) {
+// pack(samples): for another process that gathers; MISS if it must get the samples otherwise.
+PyObject* pack_samples(PyObject*, PyObject* samples) {
   if (!PyDict_Check(samples)) {
     PyErr_SetString(PyExc_TypeError, "samples to pack are a dict, by row");
     return nullptr;
   }
-  return guarded([&] { return sample_or_miss(opened(self)->pack(samples)); });
+  return guarded([&] { return or_miss(pack(samples)); });
 }
 
 // missing(indices): which of them are not there, by their place in the list.
@@ -324,8 +272,7 @@ PyMethodDef methods[] = {
     {"arguments", arguments, METH_NOARGS, nullptr},
     {"location", location, METH_NOARGS, nullptr},
     {"get", as_method(get), METH_FASTCALL, nullptr},
-    {"collate", collate, METH_VARARGS, nullptr},
-    {"pack", pack, METH_O, nullptr},
+    {"gather", as_method(gather), METH_FASTCALL, nullptr},
     {"missing", missing, METH_O, nullptr},
     {"note", note, METH_VARARGS, nullptr},
     {"acquire", acquire, METH_VARARGS, nullptr},
@@ -365,14 +312,19 @@ PyType_Slot slots[] = {
 PyType_Spec spec = {"stocache._C.Records", sizeof(PyRecords), 0,
                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
 
+PyMethodDef functions[] = {
+    {"gather_from", gather_from, METH_VARARGS, nullptr},
+    {"pack", pack_samples, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 }  // namespace
 
 bool add_records(PyObject* module) {
-  miss = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
-  PyObject* type = PyType_FromSpec(&spec);
-  return miss && type && add_acquiring(module) &&
-         PyModule_AddObject(module, "Records", type) == 0 &&
-         PyModule_AddObject(module, "MISS", Py_NewRef(miss)) == 0 &&
+  records_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  return records_type && add_acquiring(module) && add_gathering(module) &&
+         PyModule_AddObjectRef(module, "Records", reinterpret_cast<PyObject*>(records_type)) == 0 &&
+         PyModule_AddFunctions(module, functions) == 0 &&
          PyModule_AddFunctions(module, batch_methods) == 0;
 }
 

@@ -62,6 +62,24 @@ class WithoutGil {
   static inline thread_local PyThreadState* here = nullptr;
 };
 
+// The use of an object by one thread at a time, while this lives: calls give up the GIL.
+template <typename Object>
+class InUse {
+ public:
+  InUse(Object* object, const char* what) : object_(object) {
+    TORCH_CHECK(!object->busy, what, " by another thread");
+    object->busy = true;
+  }
+  ~InUse() { object_->busy = false; }
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
+
+  Object* operator->() const { return object_; }
+
+ private:
+  Object* object_;
+};
+
 // Runs `act`; what it throws becomes the Python exception of the same meaning.
 template <typename Act>
 PyObject* guarded(Act&& act) {

@@ -43,8 +43,9 @@ from torch.utils.data import (
     random_split,
 )
 
-WIDTH = {"small": 5, "large": 4096}
-"""Numbers in a tensor. Batches of large ones cross by ticket and are gathered into kept memory."""
+WIDTH = {"small": 5, "large": 4096, "huge": 160 << 10}
+"""Numbers in a tensor. Batches of large ones cross by ticket and are gathered into kept memory, those of
+huge ones ahead of their turn."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -607,7 +608,7 @@ def with_cache(case: Case, folder: Path, product: Product) -> tuple[list[Any], s
             dataset.verify()
         kind = product.loader if case.loader == "ours" else DataLoader
         worth = 0 if case.ahead else 1 << 20
-        with unittest.mock.patch("stocache.loader._WORTH_A_THREAD", worth):
+        with unittest.mock.patch("stocache._loading.gatherer.WORTH_A_THREAD", worth):
             seen = train(case, dataset, kind, COLLATES[case.collate])
     finally:
         dataset.close()

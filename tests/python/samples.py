@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import stocache
 import torch
+from stocache._dataset.samples import finished
 from torch.utils.data import Dataset
 
 GIB = 1024**3
@@ -34,6 +35,11 @@ def complaint(idx: int, row: torch.Tensor) -> str | None:
         return None
     at = int(wrong[0])
     return f"sample {idx}: word {at} of {row.numel()} is {int(row[at]):#x}, version {version}"
+
+
+def gathered_natively(dataset: stocache.CachedDataset, indices) -> object:
+    """The batch of these samples out of memory, or ``_C.MISS``."""
+    return finished(dataset._stocache.records.gather(indices, 1, False), 0)
 
 
 def limit_gib(dataset_len: int, words: int) -> float:

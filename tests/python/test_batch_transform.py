@@ -11,7 +11,8 @@ import pytest
 import stocache
 import torch
 from sources import INDEX, Fixed
-from stocache import loader as module
+from stocache import _C
+from stocache._loading import gatherer
 from stocache._torch import batch_transform as transforms
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
@@ -71,7 +72,7 @@ def differing(cached, monkeypatch, function):
     """The places at which batches come out otherwise than at the first."""
     expected, differ = None, []
     for share, workers, ahead in PLACES:
-        monkeypatch.setattr(module, "_WORTH_A_THREAD", 0 if ahead else 1 << 20)
+        monkeypatch.setattr(gatherer, "WORTH_A_THREAD", 0 if ahead else 1 << 20)
         loader = stocache.DataLoader(
             make(cached, share), 4, shuffle=True, num_workers=workers, batch_transform=function
         )
@@ -93,7 +94,7 @@ def test_control_without_one_it_does_not(cached, monkeypatch):
 
 
 def ran(cached, monkeypatch, function, share, workers, ahead):
-    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0 if ahead else 1 << 20)
+    monkeypatch.setattr(gatherer, "WORTH_A_THREAD", 0 if ahead else 1 << 20)
     dataset = make(cached, share)
     loader = stocache.DataLoader(dataset, 4, num_workers=workers, batch_transform=function)
     return {(pid == os.getpid(), thread) for *_, pid, thread in loader}
@@ -141,7 +142,7 @@ def zeroed_ahead(batch, generator):
 @pytest.mark.parametrize("function", [zeroed, zeroed_ahead])
 @pytest.mark.parametrize("share, workers, ahead", PLACES)
 def test_it_cannot_edit_what_is_cached(cached, monkeypatch, function, share, workers, ahead):
-    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0 if ahead else 1 << 20)
+    monkeypatch.setattr(gatherer, "WORTH_A_THREAD", 0 if ahead else 1 << 20)
     dataset = make(cached, share)
     for _ in range(2):
         loader = stocache.DataLoader(dataset, 4, num_workers=workers, batch_transform=function)
@@ -176,7 +177,7 @@ ERRORS = [
 def test_its_errors_come_once_with_their_type(
     cached, monkeypatch, function, error, share, workers, ahead
 ):
-    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0 if ahead else 1 << 20)
+    monkeypatch.setattr(gatherer, "WORTH_A_THREAD", 0 if ahead else 1 << 20)
     loader = stocache.DataLoader(
         make(cached, share), 4, num_workers=workers,
         batch_transform=functools.partial(function, error=error),
@@ -191,17 +192,19 @@ def test_its_errors_come_once_with_their_type(
 
 def test_control_an_error_that_is_raised_where_batches_are_gathered_is_lost(cached, monkeypatch):
     """A TypeError there means an index that is none."""
-    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
-    gather, calls = module._Gatherer._gather, []
+    monkeypatch.setattr(gatherer, "WORTH_A_THREAD", 0)
+    prepare = gatherer.Begun._prepared
 
-    def raises(self, chosen, key):
-        batch = gather(self, chosen, key)
-        calls.append(key)
-        if isinstance(batch, module._Raised):
-            raise batch.error
-        return batch
+    def raises(self):
+        try:
+            batch = prepare(self)
+            if isinstance(batch, gatherer._Raised):
+                raise batch.error
+            return batch
+        except (TypeError, IndexError):
+            return _C.MISS
 
-    monkeypatch.setattr(module._Gatherer, "_gather", raises)
+    monkeypatch.setattr(gatherer.Begun, "_prepared", raises)
     tries = []
 
     def function(batch, generator):
@@ -224,7 +227,7 @@ def test_what_is_pinned_was_transformed(cached, monkeypatch, workers):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
     for function in (lambda batch: batch[0] + 1000, lambda batch, generator: batch[0] + 1000):
         for ahead in (False, True):
-            monkeypatch.setattr(module, "_WORTH_A_THREAD", 0 if ahead else 1 << 20)
+            monkeypatch.setattr(gatherer, "WORTH_A_THREAD", 0 if ahead else 1 << 20)
             loader = stocache.DataLoader(
                 make(cached, "all"), 4, num_workers=workers, pin_memory=True,
                 batch_transform=function,

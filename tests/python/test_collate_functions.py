@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import stocache
 import torch
+from samples import gathered_natively
 from stocache._torch import collation
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -87,7 +88,7 @@ def test_a_registered_function_is_called_as_without_the_cache(monkeypatch, key):
             loader = stocache.DataLoader(dataset, batch_size=4)
             assert [repr(batch) for batch in loader] == expected, name
         # And taken back: gathered again.
-        assert dataset._stocache.collated([0, 1]) is not stocache._C.MISS, name
+        assert gathered_natively(dataset, [0, 1]) is not stocache._C.MISS, name
 
 
 def test_only_samples_with_such_a_part_are_collated_otherwise(monkeypatch):
@@ -96,17 +97,17 @@ def test_only_samples_with_such_a_part_are_collated_otherwise(monkeypatch):
 
     tensors, texts = cached("tensor"), cached("str")
     monkeypatch.setitem(default_collate_fn_map, Own, registered)
-    assert tensors._stocache.collated([0, 1]) is not stocache._C.MISS
+    assert gathered_natively(tensors, [0, 1]) is not stocache._C.MISS
     monkeypatch.setitem(default_collate_fn_map, str, registered)
-    assert tensors._stocache.collated([0, 1]) is not stocache._C.MISS
-    assert texts._stocache.collated([0, 1]) is stocache._C.MISS
+    assert gathered_natively(tensors, [0, 1]) is not stocache._C.MISS
+    assert gathered_natively(texts, [0, 1]) is stocache._C.MISS
 
 
 def test_another_map_in_its_place_counts(monkeypatch):
     texts = cached("str")
     own = {**default_collate_fn_map, str: registered}
     monkeypatch.setattr(collation.torchs, "default_collate_fn_map", own)
-    assert texts._stocache.collated([0, 1]) is stocache._C.MISS
+    assert gathered_natively(texts, [0, 1]) is stocache._C.MISS
 
 
 def test_the_map_as_torch_has_it_changes_nothing():

@@ -57,7 +57,7 @@ def cases(draw, **given) -> Case:
     return Case(
         source=source,
         content="image and label" if plain else one("content", *CONTENTS),
-        width=one("width", "small", "small", "large"),
+        width=one("width", "small", "small", "large", "huge"),
         length=draw(st.integers(4, 13), label="length"),
         memory=one("memory", "all", "all", "half", "none"),
         policy=one("policy", "freeze", "freeze", "lru"),

@@ -18,7 +18,7 @@ import torch
 import torch.multiprocessing
 from kernel import ends_with_torchs_error, leads_group
 from kinds import MIXED, SAMPLES, WORDS, outcome
-from samples import complaint, whole
+from samples import complaint, gathered_natively, whole
 from sources import FORK, INDEX, Counted, Fixed, Together, doubled, same, verified
 from stocache import _C
 from torch.utils.data import (
@@ -93,7 +93,7 @@ def test_batches_are_those_of_default_collate(cached, kind):
             got = outcome(make)
             assert same(got, expected), f"{got} instead of {expected}"
     if kind in SAMPLES and "bytes" not in kind:
-        native = dataset._stocache.collated(range(4))
+        native = gathered_natively(dataset, range(4))
         assert native is not _C.MISS, "these are gathered natively"
         assert same(native, expected[0])
 
@@ -466,7 +466,7 @@ def gather_at_random(dataset, seed, count, wrongs, gathered):
         indices = [(first + rng.randrange(6)) % len(dataset) for _ in range(4)]
         for sample in dataset.__getitems__(indices):
             wrongs.value += complaint(sample[0], sample[1]) is not None
-        batch = dataset._stocache.collated(indices)
+        batch = gathered_natively(dataset, indices)
         done += 1
         if batch is not _C.MISS:
             gathered.value += 1
@@ -658,11 +658,11 @@ def batch_mappings(pid="self"):
 
 @pytest.mark.parametrize("end", ["exhausted", "left early", "an error", "persistent"])
 def test_when_the_workers_end_only_batches_that_are_held_keep_memory(cached, log, end):
-    # the cache is never complete, and may forget, so that workers make the batches
-    dataset = cached(Counted(log, 66, words=WORDS), policy="lru")
-    dataset.warm(indices=range(64), progress=False)
+    dataset = cached(Counted(log, 64, words=WORDS))
+    dataset.warm(progress=False)
+    # with such a function, workers make the batches
     loader = stocache.DataLoader(
-        Subset(dataset, range(64)), 4, num_workers=2, persistent_workers=end == "persistent"
+        dataset, 4, num_workers=2, persistent_workers=end == "persistent", worker_init_fn=id
     )
     _C.batch_sweep()
     before = batch_mappings()  # of batches that other tests made in this process
@@ -729,7 +729,7 @@ def test_a_message_about_a_batch_that_does_not_fit_its_memory_is_refused(cached)
     """Also where the sum of its strides wraps to something small."""
     dataset = cached([torch.zeros(4096) for _ in range(8)])
     assert dataset.warm(progress=False).filled == 8
-    batch = dataset._stocache.records.collate(range(8), 1, True, 0)
+    batch = dataset._stocache.records.gather(range(8), 1, True).finish(0)
     *where, sizes, strides, offset = _C.batch_ticket(batch)
     assert (sizes, strides, offset) == ((8, 4096), (4096, 1), 0)
     wrong = [

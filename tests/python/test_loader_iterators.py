@@ -7,14 +7,14 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import stocache
 import torch
 from differential import Copying, DrawsInIter, DrawsPerBatch
 from sources import Fixed
-from stocache import loader as module
-from stocache._dataset.samples import Samples
+from stocache._loading import gatherer
 from stocache._torch import progress
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -55,7 +55,7 @@ class OldLoader(stocache.DataLoader):
             return
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         for indices in self.batch_sampler:
-            batch = gatherer.start(indices)()
+            batch = gatherer.start(indices, (0, 0, 0)).finish()
             if batch is gatherer.missing:
                 batch = stocache.collate([self.dataset[i] for i in indices])
             yield batch
@@ -91,7 +91,7 @@ SCRIPTS = {
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("between", [lambda: None, partial(torch.rand, 1)], ids=["", "rand()"])
 def test_numbers_are_drawn_when_torch_draws_them(complete, monkeypatch, script, between, ahead):
-    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0 if ahead else 1 << 20)
+    monkeypatch.setattr(gatherer, "WORTH_A_THREAD", 0 if ahead else 1 << 20)
     dataset, options = complete(), SCRIPTS[script]
     expected = orders(DataLoader, dataset, between, **options())
     assert orders(stocache.DataLoader, dataset, between, **options()) == expected
@@ -108,7 +108,7 @@ def test_control_a_generator_draws_at_other_times(complete):
 
 
 def test_a_sampler_with_a_generator_of_its_own_is_where_torch_leaves_it(complete, monkeypatch):
-    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(gatherer, "WORTH_A_THREAD", 0)
     dataset = complete()
 
     def states(kind):
@@ -124,7 +124,7 @@ def test_a_sampler_with_a_generator_of_its_own_is_where_torch_leaves_it(complete
 
     assert states(stocache.DataLoader) == states(DataLoader)
     # control: one that is asked ahead of time without regard to what it draws
-    monkeypatch.setattr(module, "_knows_order", lambda batches: True)
+    monkeypatch.setattr(gatherer, "_knows_order", lambda batches: True)
     monkeypatch.setattr(stocache._torch.compat.HereIterator, "__len__", lambda self: 99)
     with pytest.raises((AssertionError, StopIteration)):
         assert states(stocache.DataLoader) == states(DataLoader)
@@ -182,7 +182,7 @@ def test_threads_that_pin_use_the_device_of_the_training_loop(complete, monkeypa
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 3)
     monkeypatch.setattr(torch.accelerator, "set_device_index", use)
-    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(gatherer, "WORTH_A_THREAD", 0)
     dataset, pinned = complete(), []
 
     def pin(tensor):
@@ -196,7 +196,7 @@ def test_threads_that_pin_use_the_device_of_the_training_loop(complete, monkeypa
     # control: a thread that nobody told
     pinned.clear()
     devices.clear()  # a new thread may get an old number
-    monkeypatch.setattr(module, "ThreadPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    monkeypatch.setattr(gatherer, "ThreadPoolExecutor", lambda *_: ThreadPoolExecutor(1))
     list(loader)
     assert pinned == [None] * 20
 
@@ -341,12 +341,13 @@ def test_functions_of_a_program_run_in_its_own_thread(cached, monkeypatch):
 
 
 def test_control_functions_that_are_called_ahead_run_in_another_thread(cached, monkeypatch):
-    finish = module._Gatherer._finish
+    finish = gatherer.Begun.finish
 
     def ahead(self, *arguments):
-        return self._ahead.submit(finish, self, *arguments).result()
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(finish, self, *arguments).result()
 
-    monkeypatch.setattr(module._Gatherer, "_finish", ahead)
+    monkeypatch.setattr(gatherer.Begun, "finish", ahead)
     assert threading.current_thread() not in threads_that_collate(cached, monkeypatch)
 
 
@@ -434,38 +435,29 @@ def cleared_in_mid_epoch(dataset, fills_again=False):
     loader = stocache.DataLoader(dataset, 2)
     list(loader)
     batches = iter(loader)
-    seen = [next(batches).tolist()]
-    batches._gatherer._ahead.submit(int).result()  # so all before it is gathered
+    seen = [next(batches)[:, 0].tolist()]
     dataset.dataset.by = 100
     dataset.clear()
     if fills_again:
         dataset.warm(progress=False)
-    return seen + [batch.tolist() for batch in batches]
+    return seen + [batch[:, 0].tolist() for batch in batches]
 
 
 @pytest.mark.parametrize("fills_again", [False, True])
 def test_what_was_gathered_ahead_and_cleared_since_is_loaded_anew(cached, monkeypatch, fills_again):
-    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
-    dataset = cached(Shifted([torch.tensor(idx) for idx in range(8)]))
+    dataset = cached(Shifted([wide(idx) for idx in range(8)]), "64MiB")
     seen = cleared_in_mid_epoch(dataset, fills_again)
     assert seen == [[0, 1], [102, 103], [104, 105], [106, 107]]
 
 
-def test_control_a_look_for_what_is_missing_does_not_see_what_was_stored_anew(cached, monkeypatch):
-    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
-    monkeypatch.setattr(Samples, "clear", lambda self: self.records.clear())  # not counted
-    dataset = cached(Shifted([torch.tensor(idx) for idx in range(8)]))
-    assert cleared_in_mid_epoch(dataset, fills_again=True)[1] == [2, 3]
+@pytest.mark.parametrize("fills_again", [False, True])
+def test_control_unasked_old_samples_come_after_clear(cached, monkeypatch, fills_again):
+    start = gatherer.Gatherer.start
 
+    def at_once(self, *arguments):
+        batch = start(self, *arguments).finish()
+        return SimpleNamespace(rows=[], finish=lambda: batch)
 
-def test_control_unasked_old_samples_come_after_clear(cached, monkeypatch):
-    monkeypatch.setattr(module, "_WORTH_A_THREAD", 0)
-    init = module._Gatherer.__init__
-
-    def asks_nothing(gatherer, *arguments):
-        init(gatherer, *arguments)
-        gatherer._sees_changes = False
-
-    monkeypatch.setattr(module._Gatherer, "__init__", asks_nothing)
-    dataset = cached(Shifted([torch.tensor(idx) for idx in range(8)]))
-    assert cleared_in_mid_epoch(dataset)[1] == [2, 3]
+    monkeypatch.setattr(gatherer.Gatherer, "start", at_once)
+    dataset = cached(Shifted([wide(idx) for idx in range(8)]), "64MiB")
+    assert cleared_in_mid_epoch(dataset, fills_again)[1] == [2, 3]

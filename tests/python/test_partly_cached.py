@@ -23,7 +23,8 @@ from samples import complaint
 from sources import FORK, INDEX, Broken, Counted, Fails, Fixed, Together, doubled, same
 from stocache import _C
 from stocache._dataset import together
-from stocache._dataset.samples import Rest, Samples
+from stocache._dataset.samples import Rest, Samples, finished
+from stocache._loading.gatherer import Begun
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate, get_worker_info
 
 LENGTH = 61
@@ -59,12 +60,15 @@ def test_what_was_loaded_is_gathered_beside_what_is_in_memory(cached, kind, indi
     dataset.warm(indices=[0, 2, 3], progress=False)
     expected = outcome(lambda: default_collate([samples[i] for i in indices]))
     loaded = {row: samples[idx] for row, idx in enumerate(indices) if idx in (1, 4, 5)}
-    collated = dataset._stocache.collated
+
+    def collated(indices, samples=None, packed=None):
+        return finished(dataset._stocache.records.gather(indices, 2, False), 0, samples, packed)
+
     native = outcome(lambda: collated(indices, samples=loaded))
-    packed = dataset._stocache.records.pack(loaded)
+    packed = _C.pack(loaded)
     if packed is not _C.MISS:
         again = outcome(lambda: collated(indices, packed=[packed]))
-        apart = [dataset._stocache.records.pack({row: loaded[row]}) for row in loaded]
+        apart = [_C.pack({row: loaded[row]}) for row in loaded]
         assert same(outcome(lambda: collated(indices, packed=apart)), again) or again is _C.MISS
         assert same(again, native) or (again is native is _C.MISS)
     if kind in SAMPLES and "bytes" not in kind:
@@ -77,19 +81,33 @@ def test_what_was_loaded_is_gathered_beside_what_is_in_memory(cached, kind, indi
 
 def test_packed_records_that_do_not_fit_their_memory_are_refused(cached):
     dataset = cached([torch.full((100,), float(idx)) for idx in range(4)])
-    records = dataset._stocache.records
-    tensor, ((row, schema, at, size),) = records.pack({1: torch.ones(100)})
-    for wrong in [(1, schema, at, size + 16), (1, schema, 1 << 63, 1 << 63), (1, schema, 1000, 0)]:
+
+    def batch(packed):
+        return dataset._stocache.records.gather([1], 1, False).finish(0, None, packed)
+
+    tensor, schemas, ((_, _, at, size),) = _C.pack({1: torch.ones(100)})
+    for wrong in [(0, 0, at, size + 16), (0, 0, 1 << 63, 1 << 63), (0, 0, 1000, 0), (0, 1, at, size),
+                  (0, -1, at, size)]:  # fmt: skip
         with pytest.raises(ValueError, match="do not fit their memory"):
-            records.collate([1], 1, False, 0, None, [(tensor, [(row, *wrong[1:])])])
-    for wrong in [[(tensor, [(1, 2)])], [(tensor, 5)], [(5, [])], [(tensor,)], (tensor, []), 5]:
+            batch([(tensor, schemas, [wrong])])
+    for wrong in [[(tensor, schemas, [(1, 2)])], [(tensor, schemas, 5)], [(5, schemas, [])],
+                  [(tensor, schemas)], [(tensor, [5], [])], (tensor, schemas, []), 5]:  # fmt: skip
         with pytest.raises(TypeError):
-            records.collate([1], 1, False, 0, None, wrong)
-    # Shorter than its schema says, of another schema, for another row: no batch.
-    for row_of_it in [(0, schema, at, size - 1), (0, schema + 1, at, size), (1, schema, at, size)]:
-        assert records.collate([1], 1, False, 0, None, [(tensor, [row_of_it])]) is _C.MISS
-    whole = records.collate([1], 1, False, 0, None, [(tensor, [(0, schema, at, size)])])
-    assert torch.equal(whole, torch.ones(1, 100))
+            batch(wrong)
+    # Shorter than its schema says, or for another row: no batch.
+    for row in [(0, 0, at, size - 1), (1, 0, at, size)]:
+        assert batch([(tensor, schemas, [row])]) is _C.MISS
+    # Of another schema.
+    of_longs = _C.pack({0: (torch.ones(100), 5)})
+    dataset[1]
+    gathering = dataset._stocache.records.gather([1, 0], 1, False)
+    assert gathering.finish(0, None, [(of_longs[0], of_longs[1], [(1, 0, 0, 16)])]) is _C.MISS
+    with pytest.raises(ValueError):
+        dataset._stocache.records.gather([1, 0], 1, False).finish(
+            0, None, [(tensor, [b"nonsense"], [(1, 0, at, size)])]
+        )
+    dataset.clear()
+    assert torch.equal(batch([(tensor, schemas, [(0, 0, at, size)])]), torch.ones(1, 100))
 
 
 # Epochs
@@ -157,17 +175,17 @@ def test_what_is_in_memory_is_gathered_here_and_only_the_rest_travels(cached, lo
     there = {idx for idx in range(64) if dataset._stocache.records.contains(idx)}
     assert 40 < len(there) < 64
     given = []
-    collate = Samples.collated
+    finish = Begun.finish
 
-    def collated(self, places, threads=1, counted=0, samples=None, packed=None):
-        given.append((torch.as_tensor(places).tolist(), packed))
-        return collate(self, places, threads, counted, samples, packed)
+    def noted(self, rests=None):
+        given.append((self._located.indices.tolist(), rests or []))
+        return finish(self, rests)
 
-    monkeypatch.setattr(Samples, "collated", collated)
+    monkeypatch.setattr(Begun, "finish", noted)
     check(stocache.DataLoader(dataset, 8, num_workers=2))
     assert len(given) == 8
-    for places, packed in given:
-        rows = [row for _, rows in packed or [] for row, *_ in rows]
+    for places, rests in given:
+        rows = [row for rest in rests for row, *_ in rest.packed[2]]
         assert [places[row] for row in rows] == [idx for idx in places if idx not in there]
 
 
@@ -260,10 +278,8 @@ def test_control_an_answer_for_another_batch_would_be_seen(cached, log, monkeypa
     dataset = cached(Counted(log, LENGTH, words=64), INDEX + 4000, fingerprint="x")
     rest_of_batch = Samples.rest_of_batch
 
-    def of_others(self, indices, rows=None):
-        rest = rest_of_batch(self, [min(idx ^ 1, 60) for idx in indices], rows)
-        rest.of = (self.records.instance, indices)
-        return rest
+    def of_others(self, indices, rows):
+        return rest_of_batch(self, [min(idx ^ 1, 60) for idx in indices], rows)
 
     monkeypatch.setattr(Samples, "rest_of_batch", of_others)
     with pytest.raises(AssertionError):
@@ -423,15 +439,15 @@ def test_records_travel_by_ticket(cached, log, monkeypatch):
     dataset = cached(Counted(log, 64, words=WORDS), INDEX + 32 * (8 * WORDS + 64), fingerprint="x")
     dataset.warm(progress=False)
     kinds = []
-    finish = stocache.loader._Gatherer.finish
+    finish = Begun.finish
 
-    def noted(self, indices, rests, key):
-        for rest in rests:
+    def noted(self, rests=None):
+        for rest in rests or ():
             if rest.packed is not None:
                 kinds.append(_C.batch_ticket(rest.packed[0]) is not None)
-        return finish(self, indices, rests, key)
+        return finish(self, rests)
 
-    monkeypatch.setattr(stocache.loader._Gatherer, "finish", noted)
+    monkeypatch.setattr(Begun, "finish", noted)
     check(stocache.DataLoader(dataset, 4, num_workers=2))
     assert kinds and all(kinds)
 
@@ -644,8 +660,9 @@ def test_a_loader_of_a_program_meets_no_name_of_ours(cached, log, workers):
 
 
 def test_a_rest_travels_as_it_is():
-    rest = Rest((torch.arange(6, dtype=torch.uint8), [(0, 1, 0, 6)]), 3, [0], ("x", [0]))
+    packed = (torch.arange(6, dtype=torch.uint8), [b"s"], [(0, 0, 0, 6)])
+    rest = Rest(packed, [3], (["x"], [0], None))
     inbox = FORK.SimpleQueue()
     inbox.put(rest)
     back = inbox.get()
-    assert (back.counted, back.of) == (3, ("x", [0])) and same(back.packed, rest.packed)
+    assert (back.counted, back.of) == ([3], (["x"], [0], None)) and same(back.packed, packed)

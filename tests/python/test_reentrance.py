@@ -162,7 +162,7 @@ for round in range(50):
         lambda r, i: r.get(i, True),
         lambda r, i: (r.clear(), begun(r, 1).put(i, payload, False)),
         lambda r, i: r.missing([0, i, 2]),
-        lambda r, i: r.collate([0, i], 2, False, 0),
+        lambda r, i: r.gather([0, i], 2, False),
         lambda r, i: r.acquire([i], 0.0),
         lambda r, i: r.contains(i),
         lambda r, i: r.differs(i, payload, False),
@@ -232,7 +232,7 @@ def used():
             for i in samples.to_load():
                 samples.put(i, torch.zeros(200_000), False)
         store.get(0, False)
-        store.collate([0, 0], 2, False, 0)
+        store.gather([0, 0], 2, False).finish(0)
         store.clear()
 
 threads = [threading.Thread(target=use) for _ in range(3)]
@@ -369,7 +369,7 @@ class Function:
         if self.looks == 0:
             return self is other
         self.looks = 0
-        store.collate([0, 1], 1, False, 0)
+        store.gather([0, 1], 1, False).finish(0)
         gc.collect()
         return True
 
@@ -383,7 +383,7 @@ kinds = [type(f"Own{i}", (), {}) for i in range(20)]
 for round in range(20):
     # Other objects under the same keys: compared, and not the same.
     functions.update({kind: Function({looks}) for kind in kinds})
-    batch = store.collate([0, 1], 1, False, 0)
+    batch = store.gather([0, 1], 1, False).finish(0)
     assert batch.shape == (2, 4), batch
 print("done")
 """

@@ -19,7 +19,7 @@ from differential import SAMPLERS, Case, order_options
 from hypothesis import given
 from hypothesis import strategies as st
 from sources import INDEX
-from stocache import loader as module
+from stocache._loading import gatherer
 from stocache._torch import progress
 from test_differential import limits
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler
@@ -262,7 +262,7 @@ def test_a_program_that_goes_on_sees_what_it_would_have_seen(
     @limits(scale(30, 1500) if workers == [0] else scale(8, 600))
     @given(run=runs(workers), save_at=st.integers(0, 200))
     def check(run, save_at):
-        monkeypatch.setattr(module, "_WORTH_A_THREAD", 0 if run.ahead else 1 << 20)
+        monkeypatch.setattr(gatherer, "WORTH_A_THREAD", 0 if run.ahead else 1 << 20)
         straight, resumed = straight_and_resumed(cached, run, save_at)
         assert resumed == straight, run
 

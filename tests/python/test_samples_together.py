@@ -148,6 +148,48 @@ def test_that_batches_are_whole_may_be_found_by_another_process_at_any_time(cach
     assert repr(batch) == repr(PaddedOnly().__getitems__([1, 2, 3]))
 
 
+def asked_while_others_find_it(cached, monkeypatch, moment):
+    """A batch of which the longest is in memory, while another process finds at this moment that
+    batches are padded: what came of it, and whether it was found before."""
+    monkeypatch.setattr(Together, "_is_next", never)
+    dataset = cached(Padded())
+    dataset[6]
+    gives_others, asked = Together.gives_others, []
+
+    def from_now_on(self):
+        asked.append(None)
+        if len(asked) == moment + 1:
+            self._until_others.count()
+        return gives_others(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Together, "gives_others", from_now_on)
+        lengths = [len(row) for row in dataset.__getitems__([6, 1, 2, 3])]
+    return lengths, len(asked) > moment
+
+
+@pytest.mark.filterwarnings("ignore:__getitems__ of the wrapped")
+def test_no_sample_of_a_whole_batch_is_made_alone_whenever_it_is_found(cached, monkeypatch):
+    moments = 0
+    while True:
+        lengths, found = asked_while_others_find_it(cached, monkeypatch, moments)
+        if not found:
+            break
+        assert lengths == [7, 7, 7, 7], moments
+        moments += 1
+    assert moments >= 4 and lengths == [7, 4, 4, 4], "nobody had found it"
+
+
+@pytest.mark.filterwarnings("ignore:__getitems__ of the wrapped")
+def test_control_who_only_asks_first_makes_samples_alone(cached, monkeypatch):
+    gives_whole_batches = Together.gives_whole_batches
+    monkeypatch.setattr(
+        Samples, "_if_found_meanwhile", lambda self, whole: gives_whole_batches(self._together)
+    )
+    seen = [asked_while_others_find_it(cached, monkeypatch, moment)[0] for moment in range(4)]
+    assert [7, 2, 3, 4] in seen
+
+
 @pytest.mark.filterwarnings("ignore:__getitems__ of the wrapped")
 def test_an_order_is_seen_at_whatever_place(cached):
     for seed in range(40):

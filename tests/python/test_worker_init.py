@@ -50,5 +50,5 @@ def test_control_a_subset_of_its_own_under_the_loader_does_not_see_them(cached, 
     def beside(subset):
         return Subset(subset.dataset.batches, subset.indices)
 
-    monkeypatch.setattr(module, "_Batches", beside)
+    monkeypatch.setattr(module, "WholeBatches", beside)
     assert seen(stocache.DataLoader, cached(list(range(8)))) == [[3, 4], [5]]

@@ -78,7 +78,6 @@ class Samples:
         self._together = Together(source)
         # Whether the dataset takes -1 for its last sample. Not known before somebody asks for such.
         self._counts_from_end: bool | None = None
-        self.clears = 0  # by this object: what was gathered ahead of one is old
         # Cached samples still to be compared with the dataset's: when one is asked for, by whom it
         # is asked for, who would have loaded it without a cache.
         self._uncompared = Countdown(probe) if probe else None
@@ -156,7 +155,8 @@ class Samples:
     def get_many(self, indices: Sequence[Any], to_edit: bool = False, whole: bool = False) -> Any:
         """A list of samples. ``whole``: or a batch, if that is what the dataset gives."""
         try:
-            places, loaded = self._with_missing(indices, to_edit, whole)
+            indices, places = self._usable(indices, to_edit, whole)
+            loaded = self._with_missing(indices, places, to_edit, whole)
         except _Given as given:
             return given.batch
         return self._filled_up(places, loaded, to_edit)
@@ -164,49 +164,38 @@ class Samples:
     def batch(self, indices: Sequence[Any]) -> Any:
         """What default_collate makes of these samples, gathered natively where that can be done."""
         try:
-            places, loaded = self._with_missing(indices, to_edit=False, whole=True)
+            indices, places = self._usable(indices, to_edit=False, whole=True)
+            # What is in memory is copied while the rest is loaded.
+            gathering = self.records.gather(places, self._threads(), is_worker())
+            loaded = self._with_missing(indices, places, to_edit=False, whole=True)
         except _Given as given:
             return default_collate(given.batch)
-        return self._batch(places, loaded)
-
-    def _batch(self, places: list[int], loaded: dict[int, Any]) -> Any:
-        batch = self.collated(places, counted=len(loaded), samples=loaded)
+        batch = finished(gathering, len(loaded), loaded)
         if batch is _C.MISS:
             batch = default_collate(self._filled_up(places, loaded, to_edit=False))
         return batch
 
     def rest_of_batch(
-        self, indices: Sequence[Any], rows: Sequence[int] | None = None
-    ) -> Rest | Whole | None:
-        """What another process, which gathers a batch, does not find in memory; of these ``rows``,
-        if others load others. None if that cannot be sent."""
-        is_worker()  # what it sends goes by ticket
-        asked = indices if rows is None else [indices[row] for row in rows]
+        self, indices: Sequence[Any], rows: Sequence[int]
+    ) -> tuple[dict[int, Any], int] | None:
+        """These rows of a batch that another process gathers, as far as it will not find them in
+        memory; and how many were counted as they came. None if it cannot gather them."""
+        asked = [indices[row] for row in rows]
         try:
-            places, loaded = self._with_missing(asked, to_edit=False, whole=True)
-        except _Given as given:
-            return Whole(default_collate(given.batch)) if rows is None else None
+            asked, places = self._usable(asked, to_edit=False, whole=True)
+            loaded = self._with_missing(asked, places, to_edit=False, whole=True)
+        except _Given:
+            return None
+        if self.recycles():  # what is there now may be gone when the batch is put together
+            samples = self._filled_up(places, loaded, to_edit=False)
+            return dict(zip(rows, samples, strict=True)), len(rows)
         mine = list(loaded)
         left = [mine[k] for k in self.records.missing([places[k] for k in mine])]
-        row_of = range(len(places)) if rows is None else rows
-        packed = self.records.pack({row_of[k]: loaded[k] for k in left}) if left else None
-        if packed is _C.MISS:
-            return Whole(self._batch(places, loaded)) if rows is None else None
-        of = (self.records.instance, as_numbers(indices))
-        return Rest(packed, len(loaded), places if rows is None else of[1], of)
+        return {rows[k]: loaded[k] for k in left}, len(loaded)
 
-    def collated(
-        self, places: Sequence[Any] | Tensor, threads: int = 1, counted: int = 0,
-        samples: dict[int, Any] | None = None, packed: list[Any] | None = None,
-    ) -> Any:  # fmt: skip
-        """The batch as default_collate makes it, gathered natively: from memory, and what is not
-        there from these ``samples`` or ``packed`` records. ``_C.MISS`` if one is in neither, or if
-        these samples must be collated in Python. ``counted`` of them were counted as they came; the
-        others are hits."""
-        try:
-            return self.records.collate(places, threads, is_worker(), counted, samples, packed)
-        except ValueError:  # they cannot be read, of which is told sample by sample
-            return _C.MISS
+    def _threads(self) -> int:
+        """So many gather batches here: a worker is one of several."""
+        return 1 if is_worker() else max(1, len(os.sched_getaffinity(0)))
 
     def counted_from_start(self, indices: Sequence[Any] | Tensor) -> list[int] | None:
         """The same indices, where some are counted from the end; else None."""
@@ -224,11 +213,10 @@ class Samples:
         self.records.note(len(samples), 0)
         return samples
 
-    def _with_missing(
+    def _usable(
         self, indices: Sequence[Any], to_edit: bool, whole: bool
-    ) -> tuple[list[int], dict[int, Any]]:
-        """The places of these samples, and what was not cached of them, loaded together: by its
-        position in the places."""
+    ) -> tuple[Sequence[Any], list[int]]:
+        """The indices, and the places of their samples, which may be cached."""
         if hasattr(indices, "__next__"):  # it gives them once
             indices = list(indices)
         places = self._places(indices)
@@ -236,16 +224,23 @@ class Samples:
             raise _Given(self._pass_many_on(indices, places is None, to_edit, whole))
         if whole and self._together.gives_whole_batches():
             raise _Given(self._whole_batch(indices))
+        return indices, places
+
+    def _with_missing(
+        self, indices: Sequence[Any], places: list[int], to_edit: bool, whole: bool
+    ) -> dict[int, Any]:
+        """What is not cached of these samples, loaded together: by its position in the places."""
         missing = self.records.missing(places)
         try:
             loaded = self._load_many([places[k] for k in missing], to_edit, whole)
+            self._if_found_meanwhile(whole)
         except _FoundMeanwhile:
             raise _Given(self._whole_batch(indices)) from None
         except WholeBatch as found:
             telling.of_whole_batches(self.records, self.source, found.why)
             all_of_it = found.indices == places
             raise _Given(found.batch if all_of_it else self._whole_batch(indices)) from None
-        return places, dict(zip(missing, loaded, strict=True))
+        return dict(zip(missing, loaded, strict=True))
 
     def _filled_up(self, places: list[int], loaded: dict[int, Any], to_edit: bool) -> list[Any]:
         return [
@@ -255,16 +250,14 @@ class Samples:
 
     def _load_many(self, indices: list[int], to_edit: bool, whole: bool) -> list[Any]:
         function = together.function_of(self.source)
-        gives_whole_batches = self._together.gives_whole_batches()
-        if whole and gives_whole_batches:
-            raise _FoundMeanwhile
+        gives_whole_batches = self._if_found_meanwhile(whole)
         if function is None or not indices or gives_whole_batches:
             return [self.load(index, to_edit) for index in indices]
         loaded: dict[int, Any] = {}
         with self.records.acquire(indices, _PATIENCE_SECONDS) as acquired:
             while todo := acquired.to_load():
                 # Who was waited for may have found that what comes together are no such samples.
-                if self._together.gives_whole_batches():
+                if self._if_found_meanwhile(whole):
                     break
                 try:
                     samples = self._load_together(function, todo)
@@ -288,12 +281,20 @@ class Samples:
 
         return [hand_out(index) for index in indices]
 
+    def _if_found_meanwhile(self, whole: bool) -> bool:
+        """Whether the dataset gives whole batches; where one is wanted, no sample of it is made
+        alone. Another process may have found it at any moment."""
+        found = self._together.gives_whole_batches()
+        if found and whole:
+            raise _FoundMeanwhile
+        return found
+
     def _load_alone(
         self, function: together.Function, index: int, to_edit: bool, whole: bool
     ) -> Any:
         """One of many: another process was about to load it, or it comes twice."""
         try:
-            given_whole = self._together.gives_whole_batches()
+            given_whole = self._if_found_meanwhile(whole)
             return self.load(index, to_edit, function=None if given_whole else function)
         except WholeBatch:
             if whole:
@@ -411,7 +412,6 @@ class Samples:
         return copy_of(sample, self.allow_pickle) if cached is _C.MISS else cached
 
     def clear(self) -> None:
-        self.clears += 1
         self.records.clear()
 
     # Whether the cache is used
@@ -521,24 +521,25 @@ def as_numbers(indices: Sequence[Any] | Tensor) -> list[int]:
     return [operator.index(index) for index in indices]
 
 
+def finished(
+    gathering: _C.Gathering, counted: int | list[int], samples: dict[int, Any] | None = None,
+    packed: list[Any] | None = None,
+) -> Any:  # fmt: skip
+    """The batch as default_collate makes it: from memory, and what is not there from these
+    ``samples`` or ``packed`` records. ``_C.MISS`` if one is in neither, or if these samples must be
+    collated in Python. ``counted`` of them were counted as they came; the others are hits."""
+    try:
+        return gathering.finish(counted, samples, packed)
+    except ValueError:  # they cannot be read, of which is told sample by sample
+        return _C.MISS
+
+
 class Rest:
     """What a worker adds to a batch that the trainer gathers: records that are not in memory."""
 
-    __slots__ = ("counted", "of", "packed", "places")
+    __slots__ = ("counted", "of", "packed")
 
-    def __init__(
-        self, packed: Any, counted: int, places: list[int], of: tuple[str, list[int]]
-    ) -> None:
+    def __init__(self, packed: Any, counted: list[int], of: Any) -> None:
         self.packed = packed
-        self.counted = counted  # misses, or hits that were waited for
-        self.places = places
-        self.of = of  # of which store, and of which indices
-
-
-class Whole:
-    """All of a batch, of which the trainer gathers nothing."""
-
-    __slots__ = ("batch",)
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
+        self.counted = counted  # per store: misses, or hits that were waited for
+        self.of = of  # of which stores, and of which indices

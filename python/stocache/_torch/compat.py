@@ -49,6 +49,16 @@ _FEW = 3
 _ROWS_EACH = 4
 
 
+class Begun(Protocol):
+    """A batch that is being made in this process."""
+
+    rows: list[int] | None
+    """Those that workers have to load; None if one of them has to make the batch."""
+
+    def finish(self, answers: list[Any] | None = None) -> Any:
+        """The batch, with what workers gave; or ``missing``: one of them must make all of it."""
+
+
 class Gatherer(Protocol):
     """Makes batches in this process."""
 
@@ -56,18 +66,11 @@ class Gatherer(Protocol):
     """What comes instead of a batch if a sample is not in memory any more."""
     knows_order: bool
     """Whether indices may be asked for before torch would: nobody can tell the difference."""
+    is_complete: bool
+    """Whether all samples were in memory when somebody looked last."""
 
-    def start(self, indices: Any, key: Key) -> Callable[[], Any]:
-        """Begins with a batch; the function waits for it."""
-
-    def missing_rows(self, indices: Any) -> Sequence[int] | None:
-        """The rows of this batch that workers have to load; None if they have to find out."""
-
-    def look_again(self) -> None:
-        """Something that was in memory as the epoch began is gone."""
-
-    def finish(self, indices: Any, answers: list[Any], key: Key) -> Any:
-        """The batch, with what workers gave; or ``missing``, and a worker must make all of it."""
+    def start(self, indices: Any, key: Key) -> Begun:
+        """Begins with a batch."""
 
 
 class Asked:
@@ -81,11 +84,11 @@ class Asked:
 
 
 class RestOf(Asked):
-    """Asks it for what is not in memory of a batch; of these ``rows`` only, if not None."""
+    """Asks it for what is not in memory of these rows of a batch."""
 
     __slots__ = ("rows",)
 
-    def __init__(self, indices: Any, key: Key, rows: Sequence[int] | None) -> None:
+    def __init__(self, indices: Any, key: Key, rows: Sequence[int]) -> None:
         super().__init__(indices, key)
         self.rows = rows
 
@@ -97,12 +100,12 @@ _REST, _WHOLE = "rest", "whole"
 class _Task:
     """A batch to come."""
 
-    __slots__ = ("answers", "asked", "indices", "key", "wait")
+    __slots__ = ("answers", "asked", "begun", "indices", "key")
 
     def __init__(self, indices: Any, key: Key) -> None:
         self.indices = indices
         self.key = key
-        self.wait: Callable[[], Any] | None = None  # while it is gathered
+        self.begun: Begun | None = None  # in this process
         self.asked: str | None = None  # of workers: the rest of it, or of one: the whole
         self.answers: list[Any] = []  # what they gave, or an ExceptionWrapper
 
@@ -258,7 +261,7 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
         if self._gatherer is not None:
             epoch.gather()
         self._transforms = loader.batch_transform is not None
-        self._begun: deque[tuple[Any, Key, Callable[[], Any]]] = deque()
+        self._begun: deque[tuple[Any, Key, Begun]] = deque()
         self._unasked = 0
         if self._gatherer and self._gatherer.knows_order:
             self._unasked = len(self) - epoch.handed_out
@@ -271,9 +274,9 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
         # The last batch may end the sampler, which may draw: it is asked for when it is wanted.
         while len(self._begun) <= _AHEAD and self._unasked > 1:
             self._begin(self._gatherer)
-        indices, key, wait = self._begun.popleft()
+        indices, key, begun = self._begun.popleft()
         self._sampler_iter.hand_out()
-        batch = wait()
+        batch = begun.finish()
         if batch is not self._gatherer.missing:
             return batch
         indices = listed(indices)
@@ -371,8 +374,8 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
                 self._shutdown_workers()
             raise StopIteration
         for task in itertools.islice(self._given, _AHEAD + 1):
-            if task.asked is None and task.wait is None:
-                task.wait = self._gatherer.start(task.indices, task.key)
+            if task.begun is None and task.asked is None:
+                self._begin(self._gatherer, task)
         task = self._given[0]
         try:
             batch = self._made(self._gatherer, task)
@@ -389,22 +392,12 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
     def _made(self, gatherer: Gatherer, task: _Task) -> Any:
         """The batch; ``missing`` if it is for workers that give batches as they come. After a
         timeout it goes on where it was; after Ctrl-C too, unless torch's queue lost a message."""
-        if task.wait is not None:
-            batch = task.wait()
+        if task.begun is not None:
+            batch = task.begun.finish(self._answers(task) if task.asked else None)
             if batch is not gatherer.missing:
                 return batch
             if not self._loader.in_order:
                 return gatherer.missing
-            # What was in memory a moment ago is not any more.
-            task.wait = None
-            gatherer.look_again()
-            self._ask_for_rest(task, gatherer.missing_rows(task.indices))
-            for other in itertools.islice(self._given, 1, None):
-                self._ask_if_missing(other)
-        if task.asked == _REST:
-            batch = gatherer.finish(task.indices, self._answers(task), task.key)
-            if batch is not gatherer.missing:
-                return batch
             self._made_by_workers += 1
             self._ask_for_all(task)
         return self._answers(task)[0]
@@ -417,19 +410,28 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             return
         task = _Task(indices, self._sampler_iter.key())
         self._given.append(task)
-        self._ask_if_missing(task)
+        if self._gatherer is not None and not self._gatherer.is_complete:
+            self._begin(self._gatherer, task)
 
-    def _ask_if_missing(self, task: _Task) -> None:
-        if self._gatherer is None or task.asked:
-            return
+    def _begin(self, gatherer: Gatherer, task: _Task) -> None:
+        """Begins with a batch: what is in memory is copied, the rest is asked of workers."""
         if self._made_by_workers >= _FEW:
-            task.wait = None
             self._ask_for_all(task)
             return
-        rows = self._gatherer.missing_rows(task.indices)
-        if rows is None or len(rows):
-            task.wait = None
-            self._ask_for_rest(task, rows)
+        begun = task.begun = gatherer.start(task.indices, task.key)
+        if begun.rows == [] or not self._loader.in_order:
+            return
+        if begun.rows is None:
+            self._made_by_workers += 1
+            self._ask_for_all(task)
+        else:
+            self._ask_for_rest(task, begun.rows)
+        if gatherer.is_complete:
+            # What was in memory as the epoch began is not any more.
+            gatherer.is_complete = False
+            for other in self._given:
+                if other.begun is None and other.asked is None:
+                    self._begin(gatherer, other)
 
     def _next_batch(self) -> Any:
         """The indices of the next batch."""
@@ -447,17 +449,15 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         self._take()
 
     def _ask_for_all(self, task: _Task) -> None:
+        task.begun = None
         indices = listed(task.indices)
         self._ask(task, _WHOLE, [Asked(indices, task.key) if self._transforms else indices])
 
-    def _ask_for_rest(self, task: _Task, rows: Sequence[int] | None) -> None:
+    def _ask_for_rest(self, task: _Task, rows: list[int]) -> None:
         """Workers share the rows, so that none is idle while another loads. Rows are not so few for
         each that messages would cost more than loading."""
         indices = listed(task.indices)
-        shares = min(self._num_workers, len(rows) // _ROWS_EACH) if rows is not None else 1
-        if rows is None or shares < 2:
-            self._ask(task, _REST, [RestOf(indices, task.key, None)])
-            return
+        shares = max(1, min(self._num_workers, len(rows) // _ROWS_EACH))
         cuts = [k * len(rows) // shares for k in range(shares + 1)]
         parts = [rows[start:end] for start, end in itertools.pairwise(cuts)]
         self._ask(task, _REST, [RestOf(indices, task.key, part) for part in parts])

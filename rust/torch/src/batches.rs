@@ -6,80 +6,88 @@ use crate::guard::{Crossing, calm, guard};
 use crate::records::Records;
 use crate::schema::Schema;
 use std::sync::Arc;
+use stocache::RecordStore;
 use stocache::batches::{self, Buffer, Gathered, Pieces, Row, Ticket};
+use stocache::records::INLINE;
 
 /// A batch in the making.
-pub struct Batch(batches::Batch);
-
-/// The records of these samples, as far as they are there; without rows if they are not of one schema.
-pub fn find_batch(records: &Records, indices: &[i64]) -> Box<Batch> {
-    let found = calm(None, || batches::Batch::find(records.store(), indices));
-    // SAFETY: no rows.
-    Box::new(Batch(found.unwrap_or_else(|| unsafe { batches::Batch::over(Vec::new()) })))
+pub struct Batch {
+    /// Until `find`.
+    stores: Vec<Arc<RecordStore>>,
+    batch: batches::Batch,
 }
 
-/// A batch of records of the caller's.
-///
-/// # Safety
-/// They must be readable for as long as the batch is used.
-pub unsafe fn batch_over(records: &[ffi::Part]) -> Box<Batch> {
-    let rows = records.iter().map(|part| Row { data: part.data, len: part.len });
-    // SAFETY: by the caller's promise.
-    Box::new(Batch(unsafe { batches::Batch::over(rows.collect()) }))
+/// A batch of so many rows, none of which is there.
+pub fn new_batch(rows: usize) -> Box<Batch> {
+    Box::new(Batch { stores: Vec::new(), batch: batches::Batch::new(rows) })
 }
 
 impl Batch {
+    pub fn add_store(&mut self, records: &Records) {
+        self.stores.push(Arc::clone(records.store()));
+    }
+
+    pub fn find(&mut self, which: &[u32], indices: &[i64]) -> bool {
+        let stores = std::mem::take(&mut self.stores);
+        let found = calm(None, || batches::Batch::find(stores, which, indices));
+        found.map(|batch| self.batch = batch).is_some()
+    }
+
+    pub fn look_again(&mut self) -> bool {
+        calm(false, || self.batch.look_again())
+    }
+
     pub fn rows(&self) -> usize {
-        self.0.rows()
+        self.batch.rows()
     }
 
-    pub fn schema(&self) -> u16 {
-        self.0.schema()
+    pub fn schema_in(&self, store: usize) -> u16 {
+        self.batch.schema_in(store).unwrap_or(INLINE)
     }
 
-    pub fn absent(&self) -> i64 {
-        self.0.absent().map_or(-1, |row| row as i64)
+    pub fn absent(&self) -> Vec<u32> {
+        self.batch.absent()
     }
 
     /// # Safety
     /// The pieces must be readable, and stay as they are, for as long as the batch is used.
-    pub unsafe fn give(&mut self, schema: u16, pieces: &[ffi::Part]) -> bool {
+    pub unsafe fn give(&mut self, row: usize, pieces: &[ffi::Part]) -> bool {
         let rows = pieces.iter().map(|part| Row { data: part.data, len: part.len });
         // SAFETY: by the caller's promise.
-        calm(false, || unsafe { self.0.give(schema, Pieces(rows.collect())) })
+        calm(false, || unsafe { self.batch.give(row, Pieces(rows.collect())) })
     }
 
     pub fn lay_out(&mut self, schema: &Schema) -> bool {
-        calm(false, || self.0.lay_out(Arc::clone(schema.parsed())))
+        calm(false, || self.batch.lay_out(Arc::clone(schema.parsed())))
     }
 
     pub fn columns(&self) -> Vec<ffi::Column> {
+        let rows = self.batch.rows() as i64;
         let column = |column: &batches::Column| ffi::Column {
             dtype: column.dtype,
-            sizes: column.sizes.clone(),
+            sizes: std::iter::once(rows).chain(column.dims.iter().copied()).collect(),
         };
-        self.0.columns().iter().map(column).collect()
+        self.batch.columns().iter().map(column).collect()
     }
 
     pub fn numbers_in(&self, leaf: u32) -> Result<usize, Crossing> {
-        guard(|| Ok(self.0.numbers_in(leaf)))
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.0.bytes()
+        guard(|| Ok(self.batch.numbers_in(leaf)))
     }
 
     /// # Safety
-    /// The targets must be valid for writes of their lengths, and nobody else's meanwhile.
-    pub unsafe fn copy(
-        &mut self,
-        to: &[ffi::Target],
-        threads: usize,
-    ) -> Result<ffi::Gathered, Crossing> {
+    /// The targets must be valid for writes of their lengths, and nobody else's, until the batch is
+    /// finished or dropped.
+    pub unsafe fn begin(&mut self, to: &[ffi::Target], threads: usize) -> Result<(), Crossing> {
         guard(|| {
             let to: Vec<_> = to.iter().map(|target| (target.data, target.len)).collect();
             // SAFETY: by the caller's promise.
-            Ok(match unsafe { self.0.copy(&to, threads) }? {
+            Ok(unsafe { self.batch.begin(&to, threads) }?)
+        })
+    }
+
+    pub fn finish(&mut self) -> Result<ffi::Gathered, Crossing> {
+        guard(|| {
+            Ok(match self.batch.finish() {
                 Gathered::Whole => ffi::Gathered::Whole,
                 Gathered::Unlike => ffi::Gathered::Unlike,
                 Gathered::Gone => ffi::Gathered::Gone,
@@ -87,12 +95,12 @@ impl Batch {
         })
     }
 
-    /// A string of a row, after the copy.
+    pub fn is_current(&self) -> bool {
+        calm(false, || self.batch.is_current())
+    }
+
     pub fn text(&self, row: usize, column: usize) -> Result<&[u8], Crossing> {
-        guard(|| {
-            let text = self.0.texts()[row * self.0.texts_per_row() + column];
-            Ok(&self.0.text_bytes()[text.at..][..text.len])
-        })
+        guard(|| Ok(self.batch.text(row, column).unwrap_or_default()))
     }
 }
 

@@ -4,7 +4,7 @@
 pub use crate::acquiring::Acquiring;
 pub use crate::batches::Batch;
 use crate::batches::{
-    batch_over, drop_batch, find_batch, give_back_batches, receive_batch, send_batch, take_batch,
+    drop_batch, give_back_batches, new_batch, receive_batch, send_batch, take_batch,
 };
 pub use crate::files::Files;
 use crate::files::open_files;
@@ -529,25 +529,34 @@ pub mod ffi {
         /// A batch in the making; see `stocache::batches::Batch`.
         type Batch;
 
-        /// Without rows if the records that are there are not of one schema.
-        fn find_batch(records: &Records, indices: &[i64]) -> Box<Batch>;
-        unsafe fn batch_over(records: &[Part]) -> Box<Batch>;
+        /// Of so many rows, none of which is there.
+        fn new_batch(rows: usize) -> Box<Batch>;
+        /// Before `find`: a store whose number is that of those before it.
+        fn add_store(self: &mut Batch, records: &Records);
+        /// The samples of these indices, each of the store of that number or all of the first; false if
+        /// one is in no dataset, or records in one store are of two schemas.
+        fn find(self: &mut Batch, which: &[u32], indices: &[i64]) -> bool;
+        /// Looks for rows that are not there; false if records in one store are of two schemas.
+        fn look_again(self: &mut Batch) -> bool;
         fn rows(self: &Batch) -> usize;
-        /// The number of the schema in its store.
-        fn schema(self: &Batch) -> u16;
-        /// The first row that is not there, or -1.
-        fn absent(self: &Batch) -> i64;
-        /// The record of that row; false if it is not of the schema of the others.
-        unsafe fn give(self: &mut Batch, schema: u16, pieces: &[Part]) -> bool;
-        /// False if these records are not a batch.
+        /// The number of the schema of what was found in that store.
+        fn schema_in(self: &Batch, store: usize) -> u16;
+        /// The rows that are not there.
+        fn absent(self: &Batch) -> Vec<u32>;
+        /// The record of a row that is not there, of the schema of the others.
+        unsafe fn give(self: &mut Batch, row: usize, pieces: &[Part]) -> bool;
+        /// By the rows that are there, all of this schema; false if they are not a batch.
         fn lay_out(self: &mut Batch, schema: &Schema) -> bool;
         fn columns(self: &Batch) -> Vec<Column>;
         /// How long the lists of numbers of this payload are.
         fn numbers_in(self: &Batch, leaf: u32) -> Result<usize>;
-        /// How many bytes `copy` moves.
-        fn bytes(self: &Batch) -> usize;
-        unsafe fn copy(self: &mut Batch, to: &[Target], threads: usize) -> Result<Gathered>;
-        /// A string of a row, after the copy.
+        /// Begins to copy what is there, on so many threads.
+        unsafe fn begin(self: &mut Batch, to: &[Target], threads: usize) -> Result<()>;
+        /// Waits for the copies, and makes those of rows that have come since.
+        fn finish(self: &mut Batch) -> Result<Gathered>;
+        /// Whether every row that came from a store is still there.
+        fn is_current(self: &Batch) -> bool;
+        /// A string of a row, when the batch was finished.
         fn text(self: &Batch, row: usize, column: usize) -> Result<&[u8]>;
     }
 

@@ -1,16 +1,20 @@
-//! A batch in the making: records that were found, laid out, and copied out whole.
+//! A batch in the making: rows from wherever they are, each written once.
 //!
 //! ```text
-//!   find      where the records of these samples are, all of one schema
-//!   give      what the store does not have: records of samples that were loaded
+//!   find      where the records of these samples are; all of one schema per store
 //!   lay out   which columns that makes; the caller then makes the memory for them
-//!   copy      rows into columns, on several threads; then each record is checked, and those that
-//!             moved meanwhile are looked for and copied again
+//!   begin     copies what was found, on threads that go on by themselves. As soon as the last row is
+//!             copied it is noted which records moved meanwhile
+//!   give      a row that no store had: the record of a sample that was loaded meanwhile
+//!   finish    the rows that were given, or have come into a store; those that moved are looked for and
+//!             copied again
 //! ```
+//!
+//! Where no record was found, the columns are laid out when there is one.
 #![allow(unsafe_code)] // memory of others, and of the caller
 
-use super::columns::{Column, Columns, Pieces, Row, Text};
-use super::gather::Target;
+use super::columns::{Column, Columns, Pieces, Row};
+use super::gather::{Copying, Moved, Rows, Target};
 use crate::error::{Error, Kind, Result};
 use crate::records::schema::Schema;
 use crate::records::{INLINE, Record, RecordStore};
@@ -32,85 +36,96 @@ pub enum Gathered {
 
 /// Many records, gathered column by column into what default_collate makes of them.
 pub struct Batch {
-    rows: Vec<Row>,
-    schema: u16,
-    origin: Origin,
-    /// Rows that are not there yet, the last one first.
-    absent: Vec<usize>,
+    /// What is being copied. Before the rest: it ends before what it copies goes.
+    copying: Vec<Copying>,
+    stores: Arc<[Arc<RecordStore>]>,
+    /// Per store, the schema of the records that were found in it.
+    schemas: Vec<Option<u16>>,
+    rows: Vec<Place>,
+    /// Those that are in pieces.
     given: Vec<(usize, Pieces)>,
-    columns: Option<Columns>,
-    texts: Vec<u8>,
+    schema: Option<Arc<Schema>>,
+    columns: Vec<Column>,
+    target: Option<Target>,
+    threads: usize,
+    /// All rows that were copied, or are being copied. A row that is in several is that of the last.
+    copied: Vec<Arc<Rows>>,
 }
 
-/// Who has the records.
-enum Origin {
-    /// The caller, who answers for them.
-    Caller,
-    /// A store, which may recycle the memory under them; where each was found, if it was.
-    Store { store: Arc<RecordStore>, indices: Vec<usize>, found: Vec<Option<Record>> },
+/// Where a row comes from.
+#[derive(Clone, Copy)]
+struct Place {
+    store: u32,
+    index: usize,
+    state: State,
+    /// Where it is in `copied`, and the how-manieth of those.
+    copied: Option<(u32, u32)>,
 }
+
+#[derive(Clone, Copy)]
+enum State {
+    Absent,
+    Found(Record),
+    /// By the caller, who answers for it.
+    Given(Row),
+}
+
+// SAFETY: addresses, of which the caller answers for those that are its own.
+unsafe impl Send for Batch {}
 
 impl Batch {
-    /// The records of these samples, as far as they are there; `None` if there are none, or they are not of
-    /// one schema.
-    pub fn find(store: &Arc<RecordStore>, indices: &[i64]) -> Option<Self> {
-        let indices: Vec<usize> =
-            indices.iter().map(|&index| store.index(index)).collect::<Option<_>>()?;
-        let found: Vec<Option<Record>> = indices.iter().map(|&index| store.find(index)).collect();
-        let mut schemas = found.iter().flatten().map(|record| record.schema);
-        let schema = schemas.next();
-        if indices.is_empty()
-            || schema == Some(INLINE)
-            || schemas.any(|other| Some(other) != schema)
-        {
+    /// So many rows, none of which is there.
+    pub fn new(rows: usize) -> Self {
+        let place = Place { store: 0, index: 0, state: State::Absent, copied: None };
+        Self {
+            copying: Vec::new(),
+            stores: Arc::new([]),
+            schemas: Vec::new(),
+            rows: vec![place; rows],
+            given: Vec::new(),
+            schema: None,
+            columns: Vec::new(),
+            target: None,
+            threads: 1,
+            copied: Vec::new(),
+        }
+    }
+
+    /// The samples of these indices, each of the store of that number, as far as they are there; `None`
+    /// if one is in no dataset, or if the records that were found in one store are not of one schema.
+    /// Without numbers all are of the first store.
+    pub fn find(stores: Vec<Arc<RecordStore>>, which: &[u32], indices: &[i64]) -> Option<Self> {
+        let mut made = Self::new(indices.len());
+        made.schemas = vec![None; stores.len()];
+        made.stores = stores.into();
+        if !which.is_empty() && which.len() != indices.len() {
             return None;
         }
-        let nowhere = Row { data: std::ptr::null(), len: 0 };
-        let row = |record: &Option<Record>| record.map_or(nowhere, |record| row_of(store, record));
-        let rows = found.iter().map(row).collect();
-        let absent = (0..found.len()).rev().filter(|&row| found[row].is_none()).collect();
-        let origin = Origin::Store { store: Arc::clone(store), indices, found };
-        Some(Self { absent, schema: schema.unwrap_or(INLINE), ..Self::made(rows, origin) })
-    }
-
-    /// A batch of these records of one schema.
-    ///
-    /// # Safety
-    /// They must be readable for as long as the batch is used.
-    pub unsafe fn over(rows: Vec<Row>) -> Self {
-        Self::made(rows, Origin::Caller)
-    }
-
-    fn made(rows: Vec<Row>, origin: Origin) -> Self {
-        let (absent, given, texts) = Default::default();
-        Self { rows, schema: INLINE, origin, absent, given, columns: None, texts }
-    }
-
-    /// The first row that is not there.
-    pub fn absent(&self) -> Option<usize> {
-        self.absent.last().copied()
-    }
-
-    /// Puts the record of a sample that was loaded where the first row is not there; false if it is
-    /// not of the schema of the others.
-    ///
-    /// # Safety
-    /// The pieces must be readable, and stay as they are, for as long as the batch is used.
-    pub unsafe fn give(&mut self, schema: u16, pieces: Pieces) -> bool {
-        let alike = self.schema == schema || self.schema == INLINE;
-        if schema == INLINE || !alike {
-            return false;
+        for (row, &index) in indices.iter().enumerate() {
+            let store = which.get(row).copied().unwrap_or(0);
+            let place = &mut made.rows[row];
+            place.store = store;
+            place.index = made.stores.get(store as usize)?.index(index)?;
         }
-        let Some(row) = self.absent.pop() else { return false };
-        self.schema = schema;
-        self.rows[row] = pieces.row();
-        self.given.push((row, pieces));
-        true
+        made.look_again().then_some(made)
     }
 
-    /// The number of the schema in its store.
-    pub fn schema(&self) -> u16 {
-        self.schema
+    /// Looks for the rows that are not there; false if a record is of another schema than others of its
+    /// store, or brings its own.
+    pub fn look_again(&mut self) -> bool {
+        for place in &mut self.rows {
+            if !matches!(place.state, State::Absent) {
+                continue;
+            }
+            let Some(store) = self.stores.get(place.store as usize) else { continue };
+            let Some(record) = store.find(place.index) else { continue };
+            let schema = self.schemas[place.store as usize].get_or_insert(record.schema);
+            if *schema != record.schema || record.schema == INLINE {
+                return false;
+            }
+            place.state = State::Found(record);
+        }
+        true
     }
 
     /// How many rows.
@@ -118,94 +133,202 @@ impl Batch {
         self.rows.len()
     }
 
-    /// Finds out which columns there are; false if these records are not a batch.
-    pub fn lay_out(&mut self, schema: Arc<Schema>) -> bool {
-        if !self.absent.is_empty() {
+    /// Which rows are not there.
+    pub fn absent(&self) -> Vec<u32> {
+        let absent = |row: &usize| matches!(self.rows[*row].state, State::Absent);
+        (0..self.rows.len()).filter(absent).map(|row| row as u32).collect()
+    }
+
+    /// The schema of what was found in that store, by its number there.
+    pub fn schema_in(&self, store: usize) -> Option<u16> {
+        self.schemas.get(store).copied().flatten()
+    }
+
+    /// Puts the record of a sample that was loaded where that row is not there; false if it is.
+    ///
+    /// # Safety
+    /// The pieces must be readable, and stay as they are, for as long as the batch is used.
+    pub unsafe fn give(&mut self, row: usize, pieces: Pieces) -> bool {
+        let Some(place) = self.rows.get_mut(row) else { return false };
+        if !matches!(place.state, State::Absent) {
             return false;
         }
-        // SAFETY: in the mapping of a store that we hold, or by the promise of `over` or `give`.
-        self.columns = unsafe { Columns::plan(schema, &self.rows, &self.given) };
-        self.columns.is_some()
+        place.state = State::Given(pieces.row());
+        if pieces.0.len() > 1 {
+            self.given.push((row, pieces));
+        }
+        true
+    }
+
+    /// Finds out which columns there are, by the rows that are there, all of which are of this schema;
+    /// false if there are none, or they are not a batch.
+    pub fn lay_out(&mut self, schema: Arc<Schema>) -> bool {
+        if self.schema.is_some() {
+            return false;
+        }
+        self.schema = Some(schema);
+        let Some(rows) = self.plan() else { return false };
+        self.columns.clone_from(&rows.columns.columns);
+        self.note(rows);
+        true
     }
 
     /// The columns, in the order of the schema's parts.
     pub fn columns(&self) -> &[Column] {
-        self.columns.as_ref().map_or(&[], |columns| &columns.columns)
+        &self.columns
     }
 
     /// How long the lists of numbers of this payload are: one column per entry.
     pub fn numbers_in(&self, leaf: u32) -> usize {
-        self.columns
-            .as_ref()
-            .map_or(0, |columns| columns.extents(0)[leaf as usize].len as usize / 8)
+        self.copied
+            .first()
+            .map_or(0, |rows| rows.columns.extents(0)[leaf as usize].len as usize / 8)
     }
 
-    /// What `copy` moves.
-    pub fn bytes(&self) -> usize {
-        self.columns.as_ref().map_or(0, Columns::bytes)
-    }
-
-    /// Copies all rows of every column to these addresses, each with its length, and the strings to
-    /// memory of its own.
+    /// Begins to copy the rows that are there to these addresses, each with its length: on up to that
+    /// many threads, the caller's included, which comes in when it waits.
     ///
     /// # Safety
-    /// The targets must be valid for writes of their lengths, and nobody else's meanwhile.
-    pub unsafe fn copy(&mut self, to: &[(*mut u8, usize)], threads: usize) -> Result<Gathered> {
-        let Some(columns) = &mut self.columns else { return Ok(Gathered::Unlike) };
-        let right = to.len() == columns.columns.len()
-            && to.iter().zip(&columns.columns).all(|(&(_, len), column)| {
+    /// The targets must be valid for writes of their lengths, and nobody else's, until the batch is
+    /// finished or dropped.
+    pub unsafe fn begin(&mut self, to: &[(*mut u8, usize)], threads: usize) -> Result<()> {
+        let right = self.target.is_none()
+            && to.len() == self.columns.len()
+            && to.iter().zip(&self.columns).all(|(&(_, len), column)| {
                 Some(len) == column.row_bytes.checked_mul(self.rows.len())
             });
-        if !right {
+        let Some(first) = self.copied.first().filter(|_| right).map(Arc::clone) else {
             let message =
                 "a batch was allocated with another shape, dtype or layout than asked for";
             return Err(Error::new(Kind::State, message));
+        };
+        self.target = Some(Target(to.iter().map(|&(address, _)| address).collect()));
+        self.threads = threads;
+        // SAFETY: the target was checked, and is the caller's; records are those of a store that we hold,
+        // or of the caller.
+        unsafe { self.copy(&first) };
+        Ok(())
+    }
+
+    /// Waits for the copies, and makes them for rows that have come since. Nothing is to be read of the
+    /// batch before.
+    pub fn finish(&mut self) -> Gathered {
+        if self.target.is_none() {
+            return Gathered::Unlike;
         }
-        self.texts = vec![0; columns.text_bytes];
-        let addresses: Vec<*mut u8> = to.iter().map(|&(address, _)| address).collect();
-        let target = Target { columns: &addresses, texts: self.texts.as_mut_ptr() };
-        // SAFETY: the rows are those of the plan; the target was checked, and is the caller's.
-        let alike = unsafe { columns.copy_all(&self.rows, &target, threads) };
+        if self.rows.iter().any(|row| row.copied.is_none()) {
+            if self.rows.iter().any(|row| matches!(row.state, State::Absent)) {
+                return Gathered::Gone;
+            }
+            if !self.copy_more() {
+                return Gathered::Unlike;
+            }
+        }
         for _ in 0..TRIES {
+            let mut all_alike = true;
+            let mut all_moved = Vec::new();
+            for copying in std::mem::take(&mut self.copying) {
+                let (moved, alike) = copying.wait();
+                all_alike &= alike;
+                all_moved.extend(moved);
+            }
             // Nothing that was read is believed before this, not even that shapes differ.
-            let moved = self.origin.moved();
-            if moved.is_empty() {
-                return Ok(if alike { Gathered::Whole } else { Gathered::Unlike });
+            if all_moved.is_empty() {
+                return if all_alike { Gathered::Whole } else { Gathered::Unlike };
             }
-            if !alike {
-                return Ok(Gathered::Gone);
-            }
-            for row in moved {
-                let Some(found) = self.origin.find_again(row, self.schema) else {
-                    return Ok(Gathered::Gone);
-                };
-                // SAFETY: in the mapping of a store that we hold.
-                if !unsafe { columns.replace(row, found) } {
-                    return Ok(Gathered::Gone);
-                }
-                self.rows[row] = found;
-                // SAFETY: as above, and the record fits.
-                if !unsafe { columns.copy(&self.rows, &target, row..row + 1) } {
-                    return Ok(Gathered::Gone);
-                }
+            if !all_alike || !self.find_again(&all_moved) || !self.copy_more() {
+                return Gathered::Gone;
             }
         }
-        Ok(Gathered::Gone)
+        Gathered::Gone
     }
 
-    /// How many strings a row has.
-    pub fn texts_per_row(&self) -> usize {
-        self.columns.as_ref().map_or(0, |columns| columns.text_leaves.len())
+    /// Whether all that was begun is copied.
+    #[cfg(test)]
+    pub(super) fn is_copied(&self) -> bool {
+        self.copying.iter().all(Copying::is_over)
     }
 
-    /// The strings of all rows, row by row: where they lie in `text_bytes`.
-    pub fn texts(&self) -> &[Text] {
-        self.columns.as_ref().map_or(&[], |columns| &columns.texts)
+    /// Whether every row that came from a store is still there, as it was copied.
+    pub fn is_current(&self) -> bool {
+        let (stores, found) = (Arc::clone(&self.stores), found_in(&self.rows, 0..self.rows.len()));
+        moved(&stores, &found).is_empty()
     }
 
-    /// The bytes of all strings, once they were copied.
-    pub fn text_bytes(&self) -> &[u8] {
-        &self.texts
+    /// A string of a row, after the batch was finished; `None` if there is none.
+    pub fn text(&self, row: usize, column: usize) -> Option<&[u8]> {
+        let (rows, at) = self.rows.get(row)?.copied?;
+        let rows = self.copied.get(rows as usize).filter(|_| self.copying.is_empty())?;
+        // SAFETY: nothing is being copied.
+        (column < rows.columns.text_leaves.len())
+            .then(|| unsafe { rows.text(at as usize, column) })
+    }
+
+    /// The rows that are there and not copied yet, as rows of this batch.
+    fn plan(&self) -> Option<Rows> {
+        let schema = Arc::clone(self.schema.as_ref()?);
+        let record_of = |place: &Place| match place.state {
+            State::Found(record) if place.copied.is_none() => {
+                Some(row_of(&self.stores[place.store as usize], record))
+            }
+            State::Given(row) if place.copied.is_none() => Some(row),
+            _ => None,
+        };
+        let there = self.rows.iter().enumerate();
+        let (places, records): (Vec<u32>, Vec<Row>) = there
+            .filter_map(|(row, place)| Some((row as u32, record_of(place)?)))
+            .unzip();
+        let pieces: Vec<_> = self
+            .given
+            .iter()
+            .filter_map(|(row, pieces)| Some((places.binary_search(&(*row as u32)).ok()?, pieces)))
+            .collect();
+        // SAFETY: in the mapping of a store that we hold, or by the promise of `give`.
+        let columns = unsafe { Columns::plan(schema, &records, &pieces) }?;
+        Some(Rows::new(columns, records, places, self.rows.len()))
+    }
+
+    fn note(&mut self, rows: Rows) -> Arc<Rows> {
+        for (at, &place) in rows.places.iter().enumerate() {
+            self.rows[place as usize].copied = Some((self.copied.len() as u32, at as u32));
+        }
+        let rows = Arc::new(rows);
+        self.copied.push(Arc::clone(&rows));
+        rows
+    }
+
+    /// Begins with the rows that have come since; false if they are not of this batch.
+    fn copy_more(&mut self) -> bool {
+        let Some(rows) = self.plan() else { return false };
+        let columns = &rows.columns.columns;
+        let alike = columns.len() == self.columns.len()
+            && columns.iter().zip(&self.columns).all(|(new, old)| new.is_like(old));
+        if alike {
+            let rows = self.note(rows);
+            // SAFETY: by the promises of `begin` and `give`: the columns are as long as those of before.
+            unsafe { self.copy(&rows) };
+        }
+        alike
+    }
+
+    /// # Safety
+    /// As for `Rows::begin`.
+    unsafe fn copy(&mut self, rows: &Arc<Rows>) {
+        let Some(target) = &self.target else { return };
+        let found = found_in(&self.rows, rows.places.iter().map(|&row| row as usize));
+        let stores = Arc::clone(&self.stores);
+        let check: Moved = Box::new(move || moved(&stores, &found));
+        // SAFETY: by the caller's promise.
+        self.copying.push(unsafe { rows.begin(target, self.threads, check) });
+    }
+
+    /// Looks for records that moved; false if one is not there, or is of another schema.
+    fn find_again(&mut self, rows: &[usize]) -> bool {
+        for &row in rows {
+            self.rows[row].state = State::Absent;
+            self.rows[row].copied = None;
+        }
+        self.look_again() && rows.iter().all(|&row| matches!(self.rows[row].state, State::Found(_)))
     }
 }
 
@@ -213,26 +336,29 @@ fn row_of(store: &RecordStore, found: Record) -> Row {
     Row { data: store.segment().mapping().at(found.at, found.len).as_ptr(), len: found.len }
 }
 
-impl Origin {
-    /// The rows whose records moved since they were found.
-    fn moved(&self) -> Vec<usize> {
-        match self {
-            Self::Caller => Vec::new(),
-            Self::Store { store, found, .. } => {
-                let moved = |record: Record| !store.is_whole(record.region, record.generation);
-                (0..found.len()).filter(|&row| found[row].is_some_and(moved)).collect()
-            }
-        }
-    }
+/// Where rows were found whose bytes may move: the row, its store, region and generation.
+type FoundIn = Vec<(usize, u32, u32, u32)>;
 
-    fn find_again(&mut self, row: usize, schema: u16) -> Option<Row> {
-        match self {
-            Self::Caller => None,
-            Self::Store { store, indices, found } => {
-                let again = store.find(indices[row]).filter(|record| record.schema == schema)?;
-                found[row] = Some(again);
-                Some(row_of(store, again))
-            }
+fn found_in(rows: &[Place], which: impl Iterator<Item = usize>) -> FoundIn {
+    let found = |row: usize| match rows[row].state {
+        State::Found(record) => Some((row, rows[row].store, record.region, record.generation)),
+        _ => None,
+    };
+    which.filter_map(found).collect()
+}
+
+/// The rows whose records moved since they were found.
+fn moved(stores: &[Arc<RecordStore>], found: &FoundIn) -> Vec<usize> {
+    // Neighbours are often in the same region.
+    let mut last = None;
+    let mut has_moved = |&&(_, store, region, generation): &&(usize, u32, u32, u32)| {
+        let (place, moved) = last.unwrap_or((None, false));
+        if place == Some((store, region, generation)) {
+            return moved;
         }
-    }
+        let moved = !stores[store as usize].is_whole(region, generation);
+        last = Some((Some((store, region, generation)), moved));
+        moved
+    };
+    found.iter().filter(|place| has_moved(place)).map(|&(row, ..)| row).collect()
 }

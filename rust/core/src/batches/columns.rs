@@ -78,14 +78,22 @@ impl Pieces {
 pub struct Column {
     /// torch's number.
     pub dtype: i8,
-    /// Its shape; the rows first.
-    pub sizes: Vec<i64>,
+    /// The shape of one row.
+    pub dims: Vec<i64>,
     /// The bytes of one row.
     pub row_bytes: usize,
     /// Where a row of it begins in its record.
     pub(super) start: Start,
     /// Of bool: a number of 8 bytes becomes one byte.
     pub(super) truth: bool,
+}
+
+impl Column {
+    /// Whether rows of both are rows of one tensor, wherever they lie in their records.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        (self.dtype, &self.dims, self.row_bytes, self.truth)
+            == (other.dtype, &other.dims, other.row_bytes, other.truth)
+    }
 }
 
 /// Where a row of a column begins.
@@ -106,7 +114,7 @@ pub struct Text {
     pub len: usize,
 }
 
-/// The layout of a batch.
+/// The layout of rows of a batch, and of their records.
 #[derive(Debug)]
 pub struct Columns {
     pub(super) schema: Arc<Schema>,
@@ -136,7 +144,7 @@ impl Columns {
     pub unsafe fn plan(
         schema: Arc<Schema>,
         rows: &[Row],
-        pieces: &[(usize, Pieces)],
+        pieces: &[(usize, &Pieces)],
     ) -> Option<Self> {
         if rows.is_empty() || !schema.collatable {
             return None;
@@ -189,36 +197,6 @@ impl Columns {
         self.payloads[row * self.schema.leaves.len() + leaf as usize].data
     }
 
-    /// Puts another record in the place of that row; false if it does not leave the layout as it is.
-    ///
-    /// # Safety
-    /// The record must be readable.
-    pub(super) unsafe fn replace(&mut self, row: usize, record: Row) -> bool {
-        // SAFETY: by the caller's promise.
-        if !unsafe { self.fits(row, record) } {
-            return false;
-        }
-        if !self.payloads.is_empty() {
-            let leaves = self.schema.leaves.len();
-            for leaf in 0..leaves {
-                self.payloads[row * leaves + leaf] = within(record, self.extents(row)[leaf]);
-            }
-        }
-        true
-    }
-
-    /// # Safety
-    /// The record must be readable.
-    unsafe fn fits(&self, row: usize, record: Row) -> bool {
-        let mut words = vec![0; self.words.len()];
-        let mut extents = vec![Extent::default(); self.schema.leaves.len()];
-        // SAFETY: by the caller's promise.
-        (unsafe { record.read_words(&self.schema, &mut words) })
-            && self.has_shapes(&words)
-            && self.schema.lay_out(&words, record.len as u64, &mut extents)
-            && extents == self.extents(row)
-    }
-
     /// Whether these words say the shapes of the first record.
     fn has_shapes(&self, words: &[u32]) -> bool {
         self.schema.leaves.iter().filter(|leaf| leaf.fixed).all(|leaf| {
@@ -266,7 +244,7 @@ impl Columns {
     }
 
     /// Fills `payloads`, if need be; `None` if one is not within one piece.
-    fn find_payloads(&mut self, rows: &[Row], pieces: &[(usize, Pieces)]) -> Option<()> {
+    fn find_payloads(&mut self, rows: &[Row], pieces: &[(usize, &Pieces)]) -> Option<()> {
         if pieces.is_empty() {
             return Some(());
         }
@@ -286,14 +264,12 @@ impl Columns {
 
     fn make_columns(&mut self) {
         let schema = Arc::clone(&self.schema);
-        let rows = self.rows as i64;
         for node in &schema.nodes {
             let number = schema.numbers_at() + 8 * u64::from(node.number);
             let mut add = |dtype, row_bytes, start, dims: &[u32]| {
-                let dims = dims.iter().map(|&dim| i64::from(dim));
                 self.columns.push(Column {
                     dtype,
-                    sizes: std::iter::once(rows).chain(dims).collect(),
+                    dims: dims.iter().map(|&dim| i64::from(dim)).collect(),
                     row_bytes,
                     start,
                     truth: false,

@@ -7,9 +7,11 @@
 #![allow(unsafe_code)] // copies between raw addresses
 
 use super::columns::{Column, Columns, Row, Start};
-use crate::sys::thread_pool::share;
+use crate::sys::thread_pool::{Done, Posted, post};
+use std::cell::UnsafeCell;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 /// A column of this size is out of the processor's caches before anybody reads it.
 const BEYOND_CACHES: usize = 16 << 20;
@@ -19,56 +21,128 @@ const BYTES_PER_PART: usize = 128 << 10;
 /// A few rows at a time: what a record's columns share is then still in the processor's cache.
 const BLOCK: usize = 64;
 
-/// Where the columns of a batch go.
-pub(super) struct Target<'a> {
-    /// The first byte of each column.
-    pub columns: &'a [*mut u8],
-    /// Where the strings go.
-    pub texts: *mut u8,
+/// Rows of a batch that are copied together: their records have the same shapes.
+pub(super) struct Rows {
+    pub columns: Columns,
+    pub records: Vec<Row>,
+    /// Which row of the batch each of them is.
+    pub places: Vec<u32>,
+    /// Of how many rows the batch is.
+    pub all: usize,
+    texts: Box<[UnsafeCell<u8>]>,
 }
 
-// SAFETY: threads write different rows of it.
-unsafe impl Sync for Target<'_> {}
+// SAFETY: addresses of records, which who plans them answers for; strings are written by one thread per
+// row, and read when the copy is over.
+unsafe impl Send for Rows {}
+// SAFETY: as above.
+unsafe impl Sync for Rows {}
 
-impl Columns {
-    /// Copies all rows, on up to that many threads; false if one has another shape than the first:
-    /// then there is no batch.
-    ///
-    /// # Safety
-    /// The rows must be those of the plan, or fit it, and be readable; the target must be valid for
-    /// writes of all rows of every column and of all strings, and nobody else's.
-    pub(super) unsafe fn copy_all(&self, rows: &[Row], to: &Target<'_>, threads: usize) -> bool {
-        let parts = (self.bytes() / BYTES_PER_PART).clamp(1, rows.len());
-        let rows_each = rows.len().div_ceil(parts);
-        let alike = AtomicBool::new(true);
-        share(rows.len().div_ceil(rows_each), threads, &|part| {
-            let first = part * rows_each;
-            let last = rows.len().min(first + rows_each);
-            // SAFETY: by the caller's promise; each row is in one part.
-            if !unsafe { self.copy(rows, to, first..last) } {
-                alike.store(false, Ordering::Relaxed); // ordered by the end of `share`
-            }
-        });
-        alike.load(Ordering::Relaxed)
+/// Where the columns of a batch go: the first byte of each.
+#[derive(Clone)]
+pub(super) struct Target(pub Arc<[*mut u8]>);
+
+// SAFETY: threads write different rows of it.
+unsafe impl Send for Target {}
+// SAFETY: as above.
+unsafe impl Sync for Target {}
+
+/// A copy that goes on by itself, where there are threads for it, and ends when this is dropped.
+pub(super) struct Copying {
+    posted: Posted,
+    outcome: Arc<Outcome>,
+}
+
+/// Says which rows of the batch did not stay as they were until now.
+pub(super) type Moved = Box<dyn Fn() -> Vec<usize> + Send + Sync>;
+
+/// What a copy finds out.
+struct Outcome {
+    alike: AtomicBool,
+    /// Parts that are still to be copied.
+    left: AtomicUsize,
+    moved: Moved,
+    /// What that said when the last part was copied.
+    had_moved: OnceLock<Vec<usize>>,
+}
+
+impl Rows {
+    pub(super) fn new(columns: Columns, records: Vec<Row>, places: Vec<u32>, all: usize) -> Self {
+        let texts = (0..columns.text_bytes).map(|_| UnsafeCell::new(0)).collect();
+        Self { columns, records, places, all, texts }
     }
 
-    /// Copies these rows of every column.
+    /// Begins to copy all rows, on up to that many threads, the caller's included, and looks afterwards
+    /// at once which of them `moved` meanwhile.
     ///
     /// # Safety
-    /// As for `copy_all`.
-    pub(super) unsafe fn copy(&self, rows: &[Row], to: &Target<'_>, which: Range<usize>) -> bool {
+    /// The records must be those of the plan, and be readable, until the copy is over; until then the
+    /// target must be valid for writes of all rows of every column, and nobody else's.
+    pub(super) unsafe fn begin(
+        self: &Arc<Self>,
+        to: &Target,
+        threads: usize,
+        moved: Moved,
+    ) -> Copying {
+        let count = self.records.len();
+        let parts = (self.columns.bytes() / BYTES_PER_PART).clamp(1, count);
+        let each = count.div_ceil(parts);
+        let parts = count.div_ceil(each);
+        let outcome = Arc::new(Outcome {
+            alike: AtomicBool::new(true),
+            left: AtomicUsize::new(parts),
+            moved,
+            had_moved: OnceLock::new(),
+        });
+        let (rows, to, found) = (Arc::clone(self), to.clone(), Arc::clone(&outcome));
+        let work = move |part: usize| {
+            let first = part * each;
+            // SAFETY: by the caller's promise; each row is in one part.
+            if !unsafe { rows.copy(&to, first..count.min(first + each)) } {
+                found.alike.store(false, Ordering::Relaxed); // ordered by the end of the copy
+            }
+            // What was read here was read before anybody asks whether it has moved.
+            fence(Ordering::Acquire);
+            // SYNC POINT copied: Release here of what this part read, Acquire of the others' by the last.
+            if found.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                let _ = found.had_moved.set((found.moved)()); // once, but in a forked child
+            }
+        };
+        // What is copied in no time is copied by who waits for it.
+        let helpers = if parts > 1 { threads.saturating_sub(1) } else { 0 };
+        Copying { posted: post(parts, helpers, Box::new(work)), outcome }
+    }
+
+    /// A string of that row, when the copy is over.
+    ///
+    /// # Safety
+    /// The copy must be over.
+    pub(super) unsafe fn text(&self, row: usize, column: usize) -> &[u8] {
+        let text = self.columns.texts[row * self.columns.text_leaves.len() + column];
+        let bytes = &self.texts[text.at..][..text.len];
+        // SAFETY: nobody writes any more, by the caller's promise; a cell is its byte.
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) }
+    }
+
+    /// Copies these rows of every column; false if one has another shape than the first: then there is
+    /// no batch.
+    ///
+    /// # Safety
+    /// As for `begin`.
+    unsafe fn copy(&self, to: &Target, which: Range<usize>) -> bool {
         for first in which.clone().step_by(BLOCK) {
             let block = first..which.end.min(first + BLOCK);
             // SAFETY: by the caller's promise.
-            if self.schema.all_fixed && !unsafe { self.are_alike(&rows[block.clone()]) } {
+            let alike = !self.columns.schema.all_fixed || unsafe { self.are_alike(block.clone()) };
+            if !alike {
                 return false;
             }
-            for (column, &to) in self.columns.iter().zip(to.columns) {
+            for (column, &to) in self.columns.columns.iter().zip(&*to.0) {
                 // SAFETY: as above.
-                unsafe { self.copy_column(rows, column, to, block.clone()) };
+                unsafe { self.copy_column(column, to, block.clone()) };
             }
             // SAFETY: as above.
-            unsafe { self.copy_texts(rows, to.texts, block) };
+            unsafe { self.copy_texts(block) };
         }
         true
     }
@@ -77,50 +151,53 @@ impl Columns {
     ///
     /// # Safety
     /// The rows must be readable.
-    unsafe fn are_alike(&self, rows: &[Row]) -> bool {
-        let (words, len) = (self.words.as_ptr().cast(), 4 * self.words.len());
+    unsafe fn are_alike(&self, which: Range<usize>) -> bool {
+        let words = &self.columns.words;
+        let (words, len) = (words.as_ptr().cast(), 4 * words.len());
         // SAFETY: rows are as long as the first, which begins with these words.
         let alike = |row: &Row| unsafe { libc::memcmp(row.data.cast(), words, len) == 0 };
-        len == 0 || rows.iter().all(alike)
+        len == 0 || self.records[which].iter().all(alike)
     }
 
     /// Where a row of a column begins.
     ///
     /// # Safety
-    /// The row must be one that the plan was made for, or fit it.
+    /// The row must be one that the plan was made for.
     #[inline(always)]
-    unsafe fn source(&self, rows: &[Row], column: &Column, row: usize) -> *const u8 {
+    unsafe fn source(&self, column: &Column, row: usize) -> *const u8 {
         // SAFETY: the plan found these bytes inside the record.
         unsafe {
             match column.start {
-                Start::Number(at) => rows[row].data.add(at as usize),
-                Start::Payload(leaf, at) => self.payload(rows, row, leaf).add(at as usize),
+                Start::Number(at) => self.records[row].data.add(at as usize),
+                Start::Payload(leaf, at) => {
+                    self.columns.payload(&self.records, row, leaf).add(at as usize)
+                }
             }
         }
     }
 
     /// # Safety
-    /// As for `copy_all`; `to` is the first byte of the column.
-    unsafe fn copy_column(&self, rows: &[Row], column: &Column, to: *mut u8, which: Range<usize>) {
+    /// As for `begin`; `to` is the first byte of the column.
+    unsafe fn copy_column(&self, column: &Column, to: *mut u8, which: Range<usize>) {
         let size = column.row_bytes;
         if column.truth {
             for row in which {
                 // SAFETY: a number is 8 bytes.
-                let value: u64 =
-                    unsafe { self.source(rows, column, row).cast::<u64>().read_unaligned() };
-                // SAFETY: row `row` of the column, of one byte.
-                unsafe { to.add(row).write(u8::from(value != 0)) };
+                let value: u64 = unsafe { self.source(column, row).cast::<u64>().read_unaligned() };
+                // SAFETY: a row of the column, of one byte.
+                unsafe { to.add(self.places[row] as usize).write(u8::from(value != 0)) };
             }
             return;
         }
-        let beyond_caches = size >= PAGE && size * rows.len() >= BEYOND_CACHES;
+        let beyond_caches = size >= PAGE && size * self.all >= BEYOND_CACHES;
         // A macro, so that each kind of copy is part of its loop.
         macro_rules! each_row {
             ($copy:expr) => {
                 for row in which {
-                    // SAFETY: row `row` of a column of rows of `size`, and its source, by the caller's
+                    let at = self.places[row] as usize * size;
+                    // SAFETY: a row of a column of rows of `size`, and its source, by the caller's
                     // promise.
-                    unsafe { $copy(self.source(rows, column, row), to.add(row * size), size) };
+                    unsafe { $copy(self.source(column, row), to.add(at), size) };
                 }
             };
         }
@@ -140,18 +217,41 @@ impl Columns {
     }
 
     /// # Safety
-    /// As for `copy_all`; `to` is the first byte of all strings.
-    unsafe fn copy_texts(&self, rows: &[Row], to: *mut u8, which: Range<usize>) {
-        let count = self.text_leaves.len();
+    /// As for `begin`.
+    unsafe fn copy_texts(&self, which: Range<usize>) {
+        let count = self.columns.text_leaves.len();
         if count == 0 {
             return;
         }
         for row in which {
-            for (text, &leaf) in self.texts[row * count..].iter().zip(&self.text_leaves) {
-                // SAFETY: the plan found these bytes inside the record, and made room for them.
-                unsafe { copy_many(self.payload(rows, row, leaf), to.add(text.at), text.len) };
+            let texts = &self.columns.texts[row * count..];
+            for (text, &leaf) in texts.iter().zip(&self.columns.text_leaves) {
+                let to = self.texts[text.at..][..text.len].as_ptr();
+                // SAFETY: the plan found these bytes inside the record; the cells are this row's.
+                unsafe {
+                    let from = self.columns.payload(&self.records, row, leaf);
+                    copy_many(from, UnsafeCell::raw_get(to), text.len);
+                }
             }
         }
+    }
+}
+
+impl Copying {
+    #[cfg(test)]
+    pub(super) fn is_over(&self) -> bool {
+        self.outcome.had_moved.get().is_some()
+    }
+
+    /// Waits for the end of the copy. The rows that moved meanwhile, which are nonsense; and whether all
+    /// rows have one shape, which is to be believed only if none has moved.
+    pub(super) fn wait(self) -> (Vec<usize>, bool) {
+        let outcome = self.outcome;
+        let moved = match self.posted.wait() {
+            Done::Shared => outcome.had_moved.get().cloned(),
+            Done::HereOnceMore => None, // what was noted before the fork is of that copy
+        };
+        (moved.unwrap_or_else(&outcome.moved), outcome.alike.load(Ordering::Relaxed))
     }
 }
 

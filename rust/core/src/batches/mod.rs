@@ -16,4 +16,4 @@ mod tests;
 
 pub use batch::{Batch, Gathered};
 pub use buffers::*;
-pub use columns::{Column, Pieces, Row, Text};
+pub use columns::{Column, Pieces, Row};

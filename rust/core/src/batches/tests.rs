@@ -12,9 +12,30 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 fn batch_of(records: &[Vec<u8>]) -> Batch {
-    let rows = records.iter().map(|record| Row { data: record.as_ptr(), len: record.len() });
-    // SAFETY: the tests keep their records.
-    unsafe { Batch::over(rows.collect()) }
+    let mut batch = Batch::new(records.len());
+    for (row, record) in records.iter().enumerate() {
+        // SAFETY: the tests keep their records.
+        assert!(unsafe { batch.give(row, cut(record, &[])) });
+    }
+    batch
+}
+
+/// Memory for the columns of a batch.
+fn memory_for(batch: &Batch) -> Vec<Vec<u8>> {
+    batch.columns().iter().map(|column| vec![0xee; column.row_bytes * batch.rows()]).collect()
+}
+
+fn addresses(memory: &mut [Vec<u8>]) -> Vec<(*mut u8, usize)> {
+    memory.iter_mut().map(|m| (m.as_mut_ptr(), m.len())).collect()
+}
+
+fn find(store: &Arc<RecordStore>, indices: &[i64]) -> Option<Batch> {
+    Batch::find(vec![Arc::clone(store)], &[], indices)
+}
+
+fn texts_of(batch: &Batch) -> Vec<Vec<u8>> {
+    let text = |row: usize| (0..).map_while(move |k| batch.text(row, k)).map(<[u8]>::to_vec);
+    (0..batch.rows()).flat_map(text).collect()
 }
 
 /// The columns with their bytes, and the strings.
@@ -33,15 +54,11 @@ fn gather_records(schema: &Arc<Schema>, records: &[Vec<u8>], threads: usize) -> 
     let mut batch = batch_of(records);
     batch.lay_out(Arc::clone(schema)).then_some(())?;
     let columns = batch.columns().to_vec();
-    let mut memory: Vec<Vec<u8>> =
-        columns.iter().map(|column| vec![0xee; column.row_bytes * records.len()]).collect();
-    let to: Vec<_> = memory.iter_mut().map(|m| (m.as_mut_ptr(), m.len())).collect();
+    let mut memory = memory_for(&batch);
     // SAFETY: memory of our own.
-    let gathered = unsafe { batch.copy(&to, threads) }.unwrap();
-    (gathered == Gathered::Whole).then_some(())?;
-    let texts = batch.texts().iter();
-    let texts = texts.map(|text| batch.text_bytes()[text.at..][..text.len].to_vec()).collect();
-    Some((columns.into_iter().zip(memory).collect(), texts))
+    unsafe { batch.begin(&addresses(&mut memory), threads) }.unwrap();
+    (batch.finish() == Gathered::Whole).then_some(())?;
+    Some((columns.into_iter().zip(memory).collect(), texts_of(&batch)))
 }
 
 /// A sample of every kind that can be gathered.
@@ -61,15 +78,15 @@ fn check(rows: i64, row: usize, threads: usize) {
     let (columns, texts) = gather(&samples, threads).unwrap();
     assert!(texts.is_empty());
     let expected: [(i8, Vec<i64>); 6] = [
-        (torch::BYTE, vec![rows, row as i64]),
-        (torch::LONG, vec![rows]),
-        (torch::BOOL, vec![rows]),
-        (torch::LONG, vec![rows]),
-        (torch::LONG, vec![rows]),
-        (torch::FLOAT, vec![rows]),
+        (torch::BYTE, vec![row as i64]),
+        (torch::LONG, vec![]),
+        (torch::BOOL, vec![]),
+        (torch::LONG, vec![]),
+        (torch::LONG, vec![]),
+        (torch::FLOAT, vec![]),
     ];
-    for ((column, _), (dtype, sizes)) in columns.iter().zip(&expected) {
-        assert_eq!((column.dtype, &column.sizes), (*dtype, sizes));
+    for ((column, _), (dtype, dims)) in columns.iter().zip(&expected) {
+        assert_eq!((column.dtype, &column.dims), (*dtype, dims));
     }
     assert_eq!(columns.len(), expected.len());
     for i in 0..rows {
@@ -145,9 +162,10 @@ fn memory_of_another_size_is_refused() {
     assert!(batch.lay_out(Arc::new(Schema::parse(&bytes).unwrap())));
     let mut memory = [0u8; 8];
     // SAFETY: nothing is written.
-    assert!(unsafe { batch.copy(&[(memory.as_mut_ptr(), 7)], 1) }.is_err());
+    assert!(unsafe { batch.begin(&[(memory.as_mut_ptr(), 7)], 1) }.is_err());
     // SAFETY: as above.
-    assert!(unsafe { batch.copy(&[], 1) }.is_err());
+    assert!(unsafe { batch.begin(&[], 1) }.is_err());
+    assert_eq!(batch.finish(), Gathered::Unlike);
 }
 
 fn store(recycle: bool) -> Arc<RecordStore> {
@@ -162,16 +180,23 @@ fn store(recycle: bool) -> Arc<RecordStore> {
     RecordStore::open(&request).unwrap().0
 }
 
+fn put(store: &RecordStore, i: usize, schema: u16, value: &Value) {
+    assert_eq!(store.begin(i), Claim::LoadAndStore);
+    let record = Writer::encode(value).1;
+    assert_eq!(store.fill(i, schema, &[IoSlice::new(&record)]).unwrap(), Put::Stored);
+}
+
 /// Stores samples of which everything depends on `start`; their schema.
 fn put_samples(store: &RecordStore, start: i64, row: usize) -> Arc<Schema> {
-    let mut schema = Vec::new();
-    for i in 0..10 {
-        let (bytes, record) = Writer::encode(&sample(start + i, row));
-        assert_eq!(store.begin(i as usize), Claim::LoadAndStore);
-        assert_eq!(store.fill(i as usize, 0, &[IoSlice::new(&record)]).unwrap(), Put::Stored);
-        schema = bytes;
-    }
-    Arc::new(Schema::parse(&schema).unwrap())
+    (0..10).for_each(|i| put(store, i, 0, &sample(start + i as i64, row)));
+    Arc::new(Schema::parse(&Writer::encode(&sample(start, row)).0).unwrap())
+}
+
+/// The labels of a batch that was finished, and what became of it.
+fn finish(batch: &mut Batch, memory: &[Vec<u8>]) -> (Gathered, Vec<i64>) {
+    let gathered = batch.finish();
+    let labels = memory[1].as_chunks().0.iter().map(|label| i64::from_le_bytes(*label));
+    (gathered, labels.collect())
 }
 
 #[test]
@@ -180,40 +205,91 @@ fn rows_that_moved_are_copied_again_and_those_that_are_gone_are_no_batch() {
     for recycle in [false, true] {
         let store = store(recycle);
         let schema = put_samples(&store, 0, 100);
-        let find = || {
-            let mut batch = Batch::find(&store, &[3, 1, 4]).unwrap();
+        let found = || {
+            let mut batch = find(&store, &[3, 1, 4]).unwrap();
             assert!(batch.lay_out(Arc::clone(&schema)));
             batch
         };
         let copy = |batch: &mut Batch| {
-            let mut memory: Vec<Vec<u8>> =
-                batch.columns().iter().map(|column| vec![0; 3 * column.row_bytes]).collect();
-            let to: Vec<_> = memory.iter_mut().map(|m| (m.as_mut_ptr(), m.len())).collect();
+            let mut memory = memory_for(batch);
             // SAFETY: memory of our own.
-            let gathered = unsafe { batch.copy(&to, 2) }.unwrap();
-            let labels = memory[1].as_chunks().0.iter().map(|label| i64::from_le_bytes(*label));
-            (gathered, labels.collect::<Vec<_>>())
+            unsafe { batch.begin(&addresses(&mut memory), 2) }.unwrap();
+            finish(batch, &memory)
         };
-        assert_eq!(copy(&mut find()), (Gathered::Whole, vec![3, 1, 4]));
+        assert_eq!(copy(&mut found()), (Gathered::Whole, vec![3, 1, 4]));
         // Filled anew meanwhile, with samples of the same shapes.
-        let mut batch = find();
+        let mut batch = found();
         store.clear().unwrap();
         put_samples(&store, 100, 100);
         assert_eq!(copy(&mut batch), (Gathered::Whole, vec![103, 101, 104]));
+        assert!(batch.is_current());
+        // After the copy it is not looked at again, unless somebody asks.
+        store.clear().unwrap();
+        assert!(!batch.is_current());
         // With samples of other shapes.
-        let mut batch = find();
+        put_samples(&store, 100, 100);
+        let mut batch = found();
         store.clear().unwrap();
         put_samples(&store, 200, 50);
         assert_eq!(copy(&mut batch).0, Gathered::Gone);
         // Not at all.
-        let mut batch = Batch::find(&store, &[3, 1, 4]).unwrap();
-        assert!(batch.lay_out(Arc::clone(&schema)));
+        let mut batch = found();
         store.clear().unwrap();
         assert_eq!(copy(&mut batch).0, Gathered::Gone);
-        let mut batch = Batch::find(&store, &[3, 1, 4]).unwrap();
-        assert!(batch.absent() == Some(0) && !batch.lay_out(Arc::clone(&schema)));
-        assert!(Batch::find(&store, &[-1]).is_none() && Batch::find(&store, &[]).is_none());
+        let mut batch = find(&store, &[3, 1, 4]).unwrap();
+        assert_eq!((batch.absent(), batch.schema_in(0)), (vec![0, 1, 2], None));
+        assert!(!batch.lay_out(Arc::clone(&schema)));
+        assert!(find(&store, &[-1]).is_none() && find(&store, &[10]).is_none());
+        assert!(Batch::find(vec![Arc::clone(&store)], &[1], &[3]).is_none());
+        assert!(Batch::find(vec![Arc::clone(&store)], &[0], &[3, 4]).is_none());
+        assert_eq!(find(&store, &[]).unwrap().rows(), 0);
     }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn what_was_copied_in_time_is_whole_whatever_comes_after() {
+    let store = store(false);
+    // In several parts, which helpers copy.
+    let schema = put_samples(&store, 0, 30_000);
+    for _ in 0..50 {
+        let mut batch = find(&store, &[3, 1, 4, 1, 5, 9, 2, 6, 5, 3]).unwrap();
+        assert!(batch.lay_out(Arc::clone(&schema)));
+        let mut memory = memory_for(&batch);
+        // SAFETY: memory of our own.
+        unsafe { batch.begin(&addresses(&mut memory), 2) }.unwrap();
+        let labels = |memory: &[Vec<u8>]| memory[1].clone();
+        let expected: Vec<u8> =
+            [3, 1, 4, 1, 5, 9, 2, 6, 5, 3i64].iter().flat_map(|i| i.to_le_bytes()).collect();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !batch.is_copied() {
+            assert!(std::time::Instant::now() < deadline, "helpers do not come");
+            std::thread::yield_now();
+        }
+        store.clear().unwrap();
+        assert_eq!(batch.finish(), Gathered::Whole);
+        assert_eq!(labels(&memory), expected);
+        put_samples(&store, 0, 30_000);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn a_batch_that_is_dropped_while_it_is_copied_leaves_its_memory_alone() {
+    let store = store(false);
+    let schema = put_samples(&store, 0, 30_000);
+    for _ in 0..200 {
+        let mut batch = find(&store, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        assert!(batch.lay_out(Arc::clone(&schema)));
+        let mut memory = memory_for(&batch);
+        // SAFETY: memory of our own.
+        unsafe { batch.begin(&addresses(&mut memory), 3) }.unwrap();
+        drop(batch);
+        memory.iter_mut().for_each(|column| column.fill(7));
+        std::thread::yield_now();
+        assert!(memory.iter().flatten().all(|&byte| byte == 7));
+    }
+    assert_eq!(Arc::strong_count(&store), 1);
 }
 
 /// A record cut at these places.
@@ -226,7 +302,7 @@ fn cut(record: &[u8], at: &[usize]) -> Pieces {
 
 #[test]
 #[cfg_attr(miri, ignore = "a segment is a file")]
-fn records_that_are_not_there_can_be_given_in_pieces() {
+fn records_that_are_not_there_can_be_given_in_pieces_before_the_copy_or_after() {
     let store = store(false);
     // With strings, of lengths of their own.
     let of = |i: i64| {
@@ -235,53 +311,147 @@ fn records_that_are_not_there_can_be_given_in_pieces() {
     let encoded: Vec<_> = (0..10).map(|i| Writer::encode(&of(i))).collect();
     let schema = Arc::new(Schema::parse(&encoded[0].0).unwrap());
     for i in [1, 4, 6] {
-        assert_eq!(store.begin(i), Claim::LoadAndStore);
-        let parts = [IoSlice::new(&encoded[i].1)];
-        assert_eq!(store.fill(i, 0, &parts).unwrap(), Put::Stored);
+        put(&store, i, 0, &of(i as i64));
     }
     let head = schema.head() as usize;
     let payload = head.next_multiple_of(16);
-    let gathered = |which: &[i64], cuts: &dyn Fn(usize) -> Vec<usize>| -> Option<Made> {
-        let mut batch = Batch::find(&store, which)?;
-        while let Some(row) = batch.absent() {
-            let record = &encoded[which[row] as usize].1;
-            // SAFETY: records and memory are our own.
-            assert!(unsafe { batch.give(0, cut(record, &cuts(record.len()))) });
+    let gathered = |which: &[i64], late: bool, cuts: &dyn Fn(usize) -> Vec<usize>| -> Option<Made> {
+        let mut batch = find(&store, which)?;
+        let late = late && batch.absent().len() < which.len();
+        let mut memory = Vec::new();
+        for turn in [late, true] {
+            if turn {
+                batch.columns().is_empty().then(|| batch.lay_out(Arc::clone(&schema)));
+                memory = memory_for(&batch);
+                // SAFETY: memory of our own.
+                unsafe { batch.begin(&addresses(&mut memory), 2) }.ok()?;
+            }
+            for row in batch.absent() {
+                let record = &encoded[which[row as usize] as usize].1;
+                // SAFETY: records are our own.
+                assert!(unsafe { batch.give(row as usize, cut(record, &cuts(record.len()))) });
+            }
+            if turn {
+                break;
+            }
         }
-        batch.lay_out(Arc::clone(&schema)).then_some(())?;
-        let mut columns = batch.columns().to_vec();
-        let memory = columns.iter_mut().map(|column| vec![0xee; column.row_bytes * which.len()]);
-        let mut memory: Vec<Vec<u8>> = memory.collect();
-        let to: Vec<_> = memory.iter_mut().map(|m| (m.as_mut_ptr(), m.len())).collect();
-        // SAFETY: as above.
-        assert_eq!(unsafe { batch.copy(&to, 2) }.unwrap(), Gathered::Whole);
-        let text = |text: &super::Text| batch.text_bytes()[text.at..][..text.len].to_vec();
-        let texts = batch.texts().iter().map(text).collect();
-        Some((columns.into_iter().zip(memory).collect(), texts))
+        (batch.finish() == Gathered::Whole).then_some(())?;
+        let columns = batch.columns().to_vec();
+        Some((columns.into_iter().zip(memory).collect(), texts_of(&batch)))
+    };
+    let like = |made: Option<Made>| {
+        // Where rows lie in their records is no matter.
+        made.map(|(columns, texts)| {
+            let column = |(column, bytes): (Column, Vec<u8>)| (column.dtype, column.dims, bytes);
+            (columns.into_iter().map(column).collect::<Vec<_>>(), texts)
+        })
     };
     for which in [&[1, 4, 6][..], &[1, 2, 4], &[2, 1, 3, 3], &[5], &[7, 8, 9, 0]] {
-        let samples: Vec<Value> = which.iter().map(|&i| of(i)).collect();
-        let expected = gather(&samples, 1);
-        assert!(expected.is_some());
-        assert_eq!(gathered(which, &|_| vec![]), expected);
-        assert_eq!(gathered(which, &|_| vec![payload]), expected);
-        // The first payload on its own, then the rest.
-        assert_eq!(gathered(which, &|_| vec![payload, payload + 100]), expected);
-        assert_eq!(gathered(which, &|len| vec![payload, len]), expected);
+        for late in [false, true] {
+            let samples: Vec<Value> = which.iter().map(|&i| of(i)).collect();
+            let expected = like(gather(&samples, 1));
+            assert!(expected.is_some());
+            assert_eq!(like(gathered(which, late, &|_| vec![])), expected);
+            assert_eq!(like(gathered(which, late, &|_| vec![payload])), expected);
+            // The first payload on its own, then the rest.
+            assert_eq!(like(gathered(which, late, &|_| vec![payload, payload + 100])), expected);
+            assert_eq!(like(gathered(which, late, &|len| vec![payload, len])), expected);
+        }
     }
-    // A head or a payload that is cut has no address.
-    assert_eq!(gathered(&[1, 2], &|_| vec![4]), None);
-    assert_eq!(gathered(&[1, 2], &|_| vec![payload + 50]), None);
-    // Shorter than its schema says, of another schema, or for no row.
-    let mut batch = Batch::find(&store, &[1, 2]).unwrap();
+    for late in [false, true] {
+        // A head or a payload that is cut has no address.
+        assert_eq!(gathered(&[1, 2], late, &|_| vec![4]), None);
+        assert_eq!(gathered(&[1, 2], late, &|_| vec![payload + 50]), None);
+    }
+    // Shorter than its schema says, or for no row.
+    let mut batch = find(&store, &[1, 2]).unwrap();
     // SAFETY: records of our own.
     unsafe {
+        assert!(!batch.give(0, cut(&encoded[1].1, &[])), "it is there");
+        assert!(!batch.give(2, cut(&encoded[1].1, &[])), "there is no such row");
+        assert!(batch.give(1, cut(&encoded[2].1[..payload + 99], &[])));
         assert!(!batch.give(1, cut(&encoded[2].1, &[])));
-        assert!(!batch.give(u16::MAX, cut(&encoded[2].1, &[])));
-        assert!(batch.give(0, cut(&encoded[2].1[..payload + 99], &[])));
-        assert!(!batch.give(0, cut(&encoded[2].1, &[])));
     }
     assert!(!batch.lay_out(Arc::clone(&schema)));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn rows_of_another_shape_that_come_late_are_no_batch() {
+    let store = store(false);
+    put(&store, 0, 0, &sample(0, 100));
+    let schema = Arc::new(Schema::parse(&Writer::encode(&sample(0, 100)).0).unwrap());
+    for (row, expected) in [(100, Gathered::Whole), (99, Gathered::Unlike), (0, Gathered::Unlike)] {
+        let mut batch = find(&store, &[0, 1]).unwrap();
+        assert!(batch.lay_out(Arc::clone(&schema)));
+        let mut memory = memory_for(&batch);
+        // SAFETY: memory of our own.
+        unsafe { batch.begin(&addresses(&mut memory), 2) }.unwrap();
+        let (_, record) = Writer::encode(&sample(1, row));
+        // SAFETY: a record of our own.
+        assert!(unsafe { batch.give(1, cut(&record, &[])) });
+        assert_eq!(batch.finish(), expected);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn rows_that_come_into_the_store_meanwhile_are_found_there() {
+    let store = store(false);
+    let schema = Arc::new(Schema::parse(&Writer::encode(&sample(0, 100)).0).unwrap());
+    put(&store, 3, 0, &sample(3, 100));
+    let mut batch = find(&store, &[2, 3, 4]).unwrap();
+    assert!(batch.lay_out(Arc::clone(&schema)));
+    let mut memory = memory_for(&batch);
+    // SAFETY: memory of our own.
+    unsafe { batch.begin(&addresses(&mut memory), 2) }.unwrap();
+    put(&store, 2, 0, &sample(2, 100));
+    assert!(batch.look_again());
+    assert_eq!(batch.absent(), [2]);
+    assert_eq!(batch.finish(), Gathered::Gone);
+    put(&store, 4, 0, &sample(4, 100));
+    assert!(batch.look_again());
+    assert_eq!(finish(&mut batch, &memory), (Gathered::Whole, vec![2, 3, 4]));
+    // One of another schema is none of this batch.
+    let mut batch = find(&store, &[2, 5]).unwrap();
+    put(&store, 5, 1, &sample(5, 100));
+    assert!(!batch.look_again());
+    assert!(find(&store, &[2, 5]).is_none());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn rows_of_several_stores_are_one_batch() {
+    let stores = [store(false), store(true), store(false)];
+    for (k, store) in stores.iter().enumerate() {
+        (0..10).for_each(|i| put(store, i, k as u16, &sample((100 * k + i) as i64, 100)));
+    }
+    let schema = Arc::new(Schema::parse(&Writer::encode(&sample(0, 100)).0).unwrap());
+    let found = |which: &[u32], indices: &[i64]| {
+        let mut batch = Batch::find(stores.to_vec(), which, indices).unwrap();
+        assert!(batch.lay_out(Arc::clone(&schema)));
+        batch
+    };
+    let (which, indices) = ([1, 0, 1, 0, 0], [3, 3, 9, 1, 3]);
+    let copied = |mut batch: Batch| {
+        let mut memory = memory_for(&batch);
+        // SAFETY: memory of our own.
+        unsafe { batch.begin(&addresses(&mut memory), 2) }.unwrap();
+        finish(&mut batch, &memory)
+    };
+    let batch = found(&which, &indices);
+    let schemas = [0, 1, 2, 3].map(|store| batch.schema_in(store));
+    assert_eq!(schemas, [Some(0), Some(1), None, None], "nothing was found in the third");
+    assert_eq!(copied(batch), (Gathered::Whole, vec![103, 3, 109, 1, 3]));
+    // Rows of one of them move, and come again.
+    let batch = found(&which, &indices);
+    stores[1].clear().unwrap();
+    (0..10).for_each(|i| put(&stores[1], i, 1, &sample(500 + i as i64, 100)));
+    assert_eq!(copied(batch), (Gathered::Whole, vec![503, 3, 509, 1, 3]));
+    let batch = found(&which, &indices);
+    stores[0].clear().unwrap();
+    assert_eq!(copied(batch).0, Gathered::Gone);
+    assert!(Batch::find(stores.to_vec(), &[3], &[0]).is_none(), "there is no such store");
 }
 
 #[test]
@@ -290,25 +460,28 @@ fn rows_that_moved_are_copied_again_beside_given_ones() {
     let store = store(true);
     let schema = put_samples(&store, 0, 100);
     let given = Writer::encode(&sample(77, 100)).1;
-    store.clear().unwrap();
-    for i in [0, 2] {
-        let (_, record) = Writer::encode(&sample(i, 100));
-        assert_eq!(store.begin(i as usize), Claim::LoadAndStore);
-        store.fill(i as usize, 0, &[IoSlice::new(&record)]).unwrap();
+    for late in [false, true] {
+        store.clear().unwrap();
+        [0, 2].map(|i| put(&store, i, 0, &sample(i as i64, 100)));
+        let mut batch = find(&store, &[0, 1, 2]).unwrap();
+        let payload = (schema.head() as usize).next_multiple_of(16);
+        // SAFETY: a record of our own.
+        let give =
+            |batch: &mut Batch| assert!(unsafe { batch.give(1, cut(&given, &[payload])) });
+        if !late {
+            give(&mut batch);
+        }
+        assert!(batch.lay_out(Arc::clone(&schema)));
+        store.clear().unwrap();
+        put_samples(&store, 100, 100);
+        let mut memory = memory_for(&batch);
+        // SAFETY: memory of our own.
+        unsafe { batch.begin(&addresses(&mut memory), 1) }.unwrap();
+        if late {
+            give(&mut batch);
+        }
+        assert_eq!(finish(&mut batch, &memory), (Gathered::Whole, vec![100, 77, 102]));
+        let first = [0, 1, 2].map(|row| memory[0][100 * row]);
+        assert_eq!(first, [100, 77, 102]);
     }
-    let mut batch = Batch::find(&store, &[0, 1, 2]).unwrap();
-    // SAFETY: a record of our own.
-    assert!(unsafe { batch.give(0, cut(&given, &[])) });
-    assert!(batch.lay_out(schema));
-    store.clear().unwrap();
-    put_samples(&store, 100, 100);
-    let mut memory: Vec<Vec<u8>> =
-        batch.columns().iter().map(|column| vec![0; 3 * column.row_bytes]).collect();
-    let to: Vec<_> = memory.iter_mut().map(|m| (m.as_mut_ptr(), m.len())).collect();
-    // SAFETY: memory of our own.
-    assert_eq!(unsafe { batch.copy(&to, 1) }.unwrap(), Gathered::Whole);
-    let labels = memory[1].as_chunks().0.iter().map(|label| i64::from_le_bytes(*label));
-    assert_eq!(labels.collect::<Vec<_>>(), [100, 77, 102]);
-    let first = [0, 1, 2].map(|row| memory[0][100 * row]);
-    assert_eq!(first, [100, 77, 102]);
 }

@@ -1,0 +1,213 @@
+#include "python/gathering.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "api/errors.h"
+#include "python/shared_batches.h"
+#include "python/support.h"
+
+namespace stocache {
+namespace {
+
+using python::WithoutGil;
+using Schema = RecordCache::Schema;
+
+// So many schemas of samples that were not stored are remembered.
+constexpr size_t kRemembered = 64;
+
+// Whether batches of such samples are gathered here.
+bool is_gathered(const Schema& schema) {
+  return schema && schema->collatable() && !codec::is_collated_otherwise(*schema);
+}
+
+// The schema of these bytes.
+Schema parsed(std::string_view bytes) {
+  using Schemas = std::unordered_map<std::string, Schema>;
+  static Schemas& remembered = *new Schemas;
+  const std::string text(bytes);
+  const auto found = remembered.find(text);
+  if (found != remembered.end()) return found->second;
+  Schema made = codec::Schema::parse(text);
+  Schemas dropped;
+  if (remembered.size() >= kRemembered) dropped.swap(remembered);
+  remembered.insert_or_assign(text, made);
+  return made;
+}
+
+// The sample taken apart; nothing if batches of such samples are not gathered.
+std::optional<codec::Encoded> taken_apart(PyObject* sample) {
+  try {
+    // A pickle stands for an object that default_collate must see itself.
+    auto encoded = codec::encode(sample, false);
+    if (is_gathered(parsed(encoded.schema))) return encoded;
+  } catch (python_error& error) {
+    error.restore();
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw python_error();  // Ctrl-C
+    PyErr_Clear();
+  } catch (const c10::Error&) {
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Gathering::Gathering(Caches caches, std::vector<uint32_t> which,
+                     const std::vector<int64_t>& indices, size_t threads, bool shared)
+    : caches_(std::move(caches)),
+      which_(std::move(which)),
+      threads_(std::max<size_t>(1, threads)),
+      shared_(shared),
+      collation_(bridge::new_batch(0)) {
+  auto& batch = collation_.batch();
+  for (const auto& cache : caches_) batch.add_store(cache->records());
+  possible_ = !indices.empty() &&
+              batch.find({which_.data(), which_.size()}, {indices.data(), indices.size()}) &&
+              agree_on_schema() && begin();
+}
+
+std::vector<uint32_t> Gathering::absent() const {
+  const auto rows = collation_.batch().absent();
+  return {rows.begin(), rows.end()};
+}
+
+bool Gathering::agree_on_schema() {
+  for (size_t store = 0; store < caches_.size(); ++store) {
+    const uint16_t number = collation_.batch().schema_in(store);
+    if (number != kInline && !agree_on(caches_[store]->schema_of(number))) return false;
+  }
+  return true;
+}
+
+bool Gathering::agree_on(const Schema& schema) {
+  if (schema_) return schema == schema_ || (schema && schema->bytes() == schema_->bytes());
+  if (!is_gathered(schema)) return false;
+  schema_ = schema;
+  return true;
+}
+
+bool Gathering::begin() {
+  if (!schema_ || begun_) return true;
+  begun_ = true;
+  const codec::Collation::Allocate allocate = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
+    const auto type = c10::scalarTypeToTypeMeta(dtype);
+    return shared_ ? shared_batch(sizes, type) : caches_[0]->buffers().take(sizes, type);
+  };
+  if (!collation_.plan(schema_, allocate)) return false;
+  collation_.begin(threads_);
+  return true;
+}
+
+bool Gathering::give_absent(const Loaded& loaded) {
+  auto& batch = collation_.batch();
+  bool all = true;
+  for (const uint32_t row : batch.absent()) {
+    const auto record = loaded.records.find(row);
+    if (record != loaded.records.end()) {
+      const auto& [schema, data, bytes] = record->second;
+      const bridge::Part part{data, bytes};
+      if (!agree_on(parsed(schema)) || !batch.give(row, {&part, 1})) return false;
+      continue;
+    }
+    PyObject* sample = nullptr;
+    if (loaded.samples) {
+      codec::Ref key = codec::checked(PyLong_FromUnsignedLong(row));
+      sample = PyDict_GetItemWithError(loaded.samples, key.get());
+      if (!sample && PyErr_Occurred()) throw python_error();
+    }
+    if (!sample) {
+      all = false;
+      continue;
+    }
+    codec::Ref kept = codec::Ref::to(sample);
+    auto apart = taken_apart(sample);
+    if (!apart || !agree_on(parsed(apart->schema))) return false;
+    std::vector<bridge::Part> pieces;
+    for (const auto& part : apart->parts) {
+      pieces.push_back({static_cast<const uint8_t*>(part.iov_base), part.iov_len});
+    }
+    encoded_.push_back(std::move(*apart));
+    if (!batch.give(row, {pieces.data(), pieces.size()})) return false;
+  }
+  // What nobody brought may have come into a store.
+  return all || (batch.look_again() && agree_on_schema());
+}
+
+PyObject* Gathering::finish(const Loaded& loaded, const std::vector<uint64_t>& counted) {
+  if (!std::exchange(possible_, false)) return nullptr;
+  memory_ = loaded.memory;
+  if (!give_absent(loaded) || !begin() || !begun_) return nullptr;
+  bool whole = false;
+  {
+    WithoutGil free;
+    whole =
+        translated([&] { return collation_.batch().finish(); }) == bridge::Gathered::Whole;
+  }
+  if (!whole) return nullptr;
+  PyObject* made = collation_.finish();
+  std::vector<uint64_t> rows(caches_.size());
+  if (which_.empty()) {
+    rows[0] = collation_.batch().rows();
+  } else {
+    for (const uint32_t store : which_) ++rows[store];
+  }
+  for (size_t store = 0; store < rows.size(); ++store) {
+    const uint64_t known = store < counted.size() ? std::min(counted[store], rows[store]) : 0;
+    if (rows[store] > known) caches_[store]->records().note(rows[store] - known, 0);
+  }
+  encoded_.clear();
+  memory_.clear();
+  return made;
+}
+
+PyObject* pack(PyObject* samples) {
+  codec::Ref items = codec::checked(PyDict_Items(samples));
+  const Py_ssize_t count = PyList_GET_SIZE(items.get());
+  std::vector<codec::Encoded> encoded;
+  std::unordered_map<std::string_view, Py_ssize_t> places;
+  codec::Ref schemas = codec::checked(PyList_New(0));
+  codec::Ref rows = codec::checked(PyList_New(count));
+  uint64_t bytes = 0;
+  encoded.reserve(static_cast<size_t>(count));  // `places` has views of its schemas
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PyList_GET_ITEM(items.get(), i);
+    auto apart = taken_apart(PyTuple_GET_ITEM(item, 1));
+    if (!apart) return nullptr;
+    encoded.push_back(std::move(*apart));
+    const auto& record = encoded.back();
+    const auto [place, is_new] =
+        places.try_emplace(record.schema, static_cast<Py_ssize_t>(places.size()));
+    if (is_new) {
+      codec::Ref schema = codec::checked(PyBytes_FromStringAndSize(
+          record.schema.data(), static_cast<Py_ssize_t>(record.schema.size())));
+      codec::check(PyList_Append(schemas.get(), schema.get()));
+    }
+    PyObject* row = Py_BuildValue("OnKK", PyTuple_GET_ITEM(item, 0), place->second,
+                                  static_cast<unsigned long long>(bytes),
+                                  static_cast<unsigned long long>(record.bytes));
+    PyList_SET_ITEM(rows.get(), i, codec::checked(row).release());
+    bytes += (record.bytes + 15) / 16 * 16;
+  }
+  const at::Tensor packed =
+      shared_batch(static_cast<int64_t>(bytes), caffe2::TypeMeta::Make<uint8_t>());
+  {
+    WithoutGil free(bytes >= kWorthReleasing);
+    auto* to = static_cast<uint8_t*>(packed.mutable_data_ptr());
+    for (const auto& record : encoded) {
+      uint8_t* at = to;
+      for (const auto& part : record.parts) {
+        std::memcpy(at, part.iov_base, part.iov_len);
+        at += part.iov_len;
+      }
+      to += (record.bytes + 15) / 16 * 16;
+    }
+  }
+  codec::Ref tensor = codec::checked(THPVariable_Wrap(packed));
+  return PyTuple_Pack(3, tensor.get(), schemas.get(), rows.get());
+}
+
+}  // namespace stocache

@@ -1,0 +1,87 @@
+// A batch in the making under Python: rows of stores, and of samples and records that were loaded.
+#pragma once
+
+#include <Python.h>
+// Python.h stays first.
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "codec/codec.h"
+#include "codec/objects.h"
+#include "python/records.h"
+#include "stocache-torch/src/bridge.rs.h"
+
+namespace stocache {
+
+// What a batch consists of besides what the stores have, by row.
+struct Loaded {
+  // Samples: a dict, or nullptr.
+  PyObject* samples = nullptr;
+  // Records of samples, in the memory of tensors; see `pack`.
+  struct Record {
+    std::string_view schema;
+    const uint8_t* data;
+    size_t bytes;
+  };
+  std::unordered_map<int64_t, Record> records;
+  std::vector<at::Tensor> memory;
+  std::vector<codec::Ref> schemas;  // the bytes that the views of the records lie in
+};
+
+// Everything runs with the GIL held; bytes are moved without it, also while nobody calls.
+class Gathering {
+ public:
+  using Caches = std::vector<std::shared_ptr<RecordCache>>;
+
+  // Begins with the samples of these indices, each in the store of that number, or all in the
+  // first. Rows that are there are copied from now on, on up to so many threads. With `shared`, to
+  // memory that other processes can map.
+  Gathering(Caches caches, std::vector<uint32_t> which, const std::vector<int64_t>& indices,
+            size_t threads, bool shared);
+
+  // False if these samples are not gathered, whatever is loaded of them.
+  bool is_possible() const { return possible_; }
+  // The rows that are not there.
+  std::vector<uint32_t> absent() const;
+  // What default_collate makes of the samples; nullptr without a Python error if one is not there,
+  // or they cannot be gathered. Of the samples of each store, so many were counted as they came;
+  // the others are hits. Once.
+  PyObject* finish(const Loaded& loaded, const std::vector<uint64_t>& counted);
+  // Whether every row that came from a store is still there.
+  bool is_current() const { return collation_.batch().is_current(); }
+
+ private:
+  using Schema = RecordCache::Schema;
+
+  // Sees that what was found is of one schema. False if it is not, or is not gathered.
+  bool agree_on_schema();
+  bool agree_on(const Schema& schema);
+  // Makes the columns, if any record is there, and begins to copy.
+  bool begin();
+  bool give_absent(const Loaded& loaded);
+
+  Caches caches_;
+  std::vector<uint32_t> which_;
+  size_t threads_;
+  bool shared_;
+  bool possible_ = false, begun_ = false;
+  Schema schema_;
+  // What was given: kept until the batch is finished.
+  std::vector<codec::Encoded> encoded_;
+  std::vector<at::Tensor> memory_;
+  codec::Collation collation_;  // goes first: it points to what was given
+};
+
+// The records of samples (a dict, by row) for another process, in memory that it can map:
+// (tensor, [schema, ...], [(row, schema, at, bytes), ...]), each with the place of its schema in the
+// list. nullptr without a Python error if one is not gathered in batches.
+PyObject* pack(PyObject* samples);
+
+}  // namespace stocache

@@ -1,0 +1,152 @@
+"""The CachedDatasets under a dataset, and which sample of which of them is at an index of it."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset
+
+from stocache import _C
+from stocache._dataset.samples import Samples, as_numbers
+from stocache._torch.order import Drawn, listed
+from stocache._torch.progress import copied
+from stocache.cached_dataset import CachedDataset
+
+Indices = list[Any] | Tensor
+
+
+class Located:
+    """Where the rows of a batch are."""
+
+    __slots__ = ("indices", "which")
+
+    def __init__(self, indices: Indices, which: list[int] | Tensor | None = None) -> None:
+        self.indices = indices  # in the CachedDataset of each row
+        self.which = which  # the number of that; None if there is but one
+
+    def numbers(self) -> tuple[list[int], list[int] | None]:
+        """To be compared, in another process too."""
+        which = self.which.tolist() if isinstance(self.which, Tensor) else self.which
+        return as_numbers(self.indices), which
+
+
+class Source:
+    """Here it is one CachedDataset."""
+
+    def __init__(self, parts: list[CachedDataset]) -> None:
+        self.parts = parts
+
+    def locate(self, indices: Sequence[Any] | Drawn) -> Located:
+        """Where these rows are. What is returned stays as it is, whatever becomes of the sampler's
+        list. Raises what the dataset would, or anything: who loads the rows asks the dataset."""
+        return Located(indices.numbers if isinstance(indices, Drawn) else list(indices))
+
+    @property
+    def samples(self) -> list[Samples]:
+        return [part._stocache for part in self.parts]
+
+    def gathers(self) -> bool:
+        """Whether batches may be gathered natively: nobody wants the single samples."""
+        return all(part._stocache_gathers() for part in self.parts)
+
+    def is_settled(self) -> bool:
+        return all(samples.is_settled() for samples in self.samples)
+
+    def is_used(self) -> bool:
+        return all(samples.is_used() for samples in self.samples)
+
+    def is_complete(self) -> bool:
+        return all(samples.is_complete() for samples in self.samples)
+
+    def bytes_per_sample(self) -> float:
+        stats = [samples.stats() for samples in self.samples]
+        return sum(s.used_bytes for s in stats) / max(1, sum(s.filled for s in stats))
+
+    def instances(self) -> list[str]:
+        return [samples.records.instance for samples in self.samples]
+
+    def gather(self, located: Located, threads: int, shared: bool = False) -> _C.Gathering:
+        """A batch in the making; the rows that are in memory are copied from now on."""
+        if located.which is None:
+            records: _C.Records = self.parts[0]._stocache.records
+            return records.gather(located.indices, threads, shared)
+        stores: list[_C.Records] = [samples.records for samples in self.samples]
+        return _C.gather_from(stores, located.which, located.indices, threads, shared)
+
+
+class _Chosen(Source):
+    """A subset."""
+
+    def __init__(self, under: Source, chosen: Any, frozen: bool) -> None:
+        super().__init__(under.parts)
+        self._under = under
+        self._chosen = copied(chosen) if frozen else chosen
+        self._table: Tensor | None = None
+        if frozen and type(chosen) is list and set(map(type, chosen)) == {int}:
+            self._table = _as_tensor(chosen)
+
+    def locate(self, indices: Sequence[Any] | Drawn) -> Located:
+        if self._table is not None and isinstance(indices, Drawn):
+            return self._under.locate(Drawn(self._table[indices.numbers]))
+        return self._under.locate([self._chosen[index] for index in listed(indices)])
+
+
+class _Joined(Source):
+    """Datasets one after the other."""
+
+    def __init__(self, unders: list[Source], ends: Sequence[int]) -> None:
+        super().__init__([part for under in unders for part in under.parts])
+        self._unders = unders
+        self._firsts = list(itertools.accumulate((len(u.parts) for u in unders), initial=0))
+        self._starts = [0, *ends]
+        self._table = _as_tensor(list(ends))
+
+    def locate(self, indices: Sequence[Any] | Drawn) -> Located:
+        if isinstance(indices, Drawn):
+            return self._locate(indices.numbers)
+        length = self._starts[-1]
+        numbers = [operator.index(index) for index in indices]
+        numbers = [number + length if number < 0 else number for number in numbers]
+        if any(not 0 <= number < length for number in numbers):
+            raise IndexError(f"indices {numbers} are not all of a dataset of {length} samples")
+        return self._locate(_as_tensor(numbers))
+
+    def _locate(self, numbers: Tensor) -> Located:
+        of = torch.bucketize(numbers, self._table, right=True)
+        which, places = torch.empty_like(numbers), torch.empty_like(numbers)
+        for k, under in enumerate(self._unders):
+            rows = (of == k).nonzero().view(-1)
+            if not len(rows):
+                continue
+            found = under.locate(Drawn(numbers[rows] - self._starts[k]))
+            places[rows] = _as_tensor(found.indices)
+            which[rows] = self._firsts[k]
+            if found.which is not None:
+                which[rows] += _as_tensor(found.which)
+        return Located(places, which)
+
+
+def source_of(dataset: Any, frozen: bool = False) -> Source | None:
+    """What is under ``dataset``, where all of it is cached; ``frozen``: as that is now."""
+    if isinstance(dataset, CachedDataset):
+        return Source([dataset])
+    if type(dataset) is Subset:
+        under = source_of(dataset.dataset, frozen)
+        return None if under is None else _Chosen(under, dataset.indices, frozen)
+    if type(dataset) is ConcatDataset:
+        unders = [source_of(part, frozen) for part in dataset.datasets]
+        if not unders or any(under is None for under in unders):
+            return None
+        return _Joined(unders, dataset.cumulative_sizes)  # type: ignore[arg-type]
+    return None
+
+
+def _as_tensor(indices: Indices) -> Tensor:
+    if isinstance(indices, Tensor):
+        return indices
+    return torch.tensor(as_numbers(indices), dtype=torch.int64, device="cpu")
