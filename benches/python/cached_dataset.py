@@ -267,7 +267,7 @@ def own_loader(table: Table, progress: tqdm[None], rounds: int) -> None:
     again: nothing that gathers shuffled rows can do less. With one thread or all of torch's,
     whichever is faster: on a busy machine threads wait for each other. Its indices are tensors
     already; ours are drawn in the epoch, as in every DataLoader."""
-    for size, of_limit in ((LARGE, 90), (SMALL, 50)):
+    for size, of_limit in ((LARGE, 129), (SMALL, 80)):
         values = noise(size)
         with cached(InMemory(values), size.bytes) as ours:
             order = Same(size.samples)
@@ -343,6 +343,80 @@ def selecting(values: Tensor, order: Same, threads: int) -> Side:
             torch.set_num_threads(before)
 
     return side
+
+
+# --- with a transform ---------------------------------------------------------------------------
+
+MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+
+
+def augment(sample: tuple[Tensor, int]) -> tuple[Tensor, int]:
+    """Crop, flip, to float, normalise: in torch's operators."""
+    image, label = sample
+    top, left = torch.randint(33, (2,)).tolist()
+    image = image[:, top : top + 224, left : left + 224]
+    if torch.rand(()) < 0.5:
+        image = image.flip(-1)
+    return image.float().div_(255).sub_(MEAN).div_(DEVIATION), label
+
+
+class Augmented(Dataset[tuple[Tensor, int]]):
+    """A dataset whose samples are transformed after they came out of stocaching."""
+
+    def __init__(self, dataset: Dataset[tuple[Tensor, int]]) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, int]:
+        return augment(self.dataset[idx])
+
+
+def with_transform(table: Table, progress: tqdm[None], rounds: int) -> None:
+    """The same function for both, in the workers. A batch is of floats, four times as large as the
+    samples that it is made of, so that where batches are put together counts as much as the
+    function: the bound is what that alone takes, shared by the workers. torch's DataLoader over the
+    dataset itself has torch collate, as stocaching has."""
+    size = Size("196 KB", (3, 256, 256), 6 * BATCH)
+    values = noise(size)
+    with cached(InMemory(values), size.bytes) as ours:
+        ours.transform = augment
+        loaders: dict[str, Any] = {
+            "batches": stock_loader(ours),
+            "plain": stock_loader(ours, plain=True),
+            "own": stocache.DataLoader(
+                ours, BATCH, shuffle=True, num_workers=WORKERS, persistent_workers=True
+            ),
+            "theirs": stock_loader(Augmented(InStocaching(values))),
+        }
+        sides = {side: epoch(loader, size.samples) for side, loader in loaders.items()}
+
+        def alone() -> float:
+            order = random.sample(range(size.samples), 200)
+            start = time.perf_counter()
+            for idx in order:
+                augment((values[idx], idx))
+            return (time.perf_counter() - start) / len(order) * size.samples / WORKERS
+
+        sides["alone"] = alone
+        times = interleave(sides, rounds, progress)
+        del sides, loaders
+        gc.collect()
+    what = f"warm epoch, {size.words}, crop, flip, to float, normalise"
+    for side, words in (
+        ("batches", "torch's DataLoader, dataset.batches"),
+        ("own", "stocache.DataLoader"),
+    ):
+        row = f"{what}, {words} / stocaching"
+        at_least(table, row, times, "theirs", side, size.samples, 1.3)
+    ratio = times.ratio("theirs", "plain")
+    table.info("the same over the dataset itself / stocaching", ratio, f"{ratio:.1f} x")
+    ratio = times.ratio("own", "alone")
+    each = {side: show_seconds(times.median(side)) for side in ("own", "alone")}
+    words = f"{ratio:.1f} x  ({each['own']} / {each['alone']})"
+    table.info("stocache.DataLoader / the function alone, shared by 2 workers", ratio, words)
 
 
 # --- stocache.DataLoader beside FFCV ------------------------------------------------------------
@@ -569,6 +643,7 @@ def overhead(table: Table, progress: tqdm[None], rounds: int) -> None:
 SECTIONS: dict[str, Callable[[Table, Any, int], None]] = {
     "epoch": stock_epochs,
     "loader": own_loader,
+    "transform": with_transform,
     "ffcv": beside_ffcv,
     "sample": one_sample,
     "first": first_epochs,

@@ -52,6 +52,7 @@ void Encoder::tensor(PyObject* object, const Path& where) {
   if (dict && PyDict_GET_SIZE(dict.get())) return other(object, where, "with attributes");
   const at::Tensor& given = THPVariable_Unpack(object);
   const auto* impl = given.unsafeGetTensorImpl();
+  out_.has_gradients = out_.has_gradients || (given.defined() && given.requires_grad());
   if (!(impl->key_set().raw_repr() & ~kPlainKeys) && impl->is_contiguous()) [[likely]] {
     return add_tensor(given, where);
   }

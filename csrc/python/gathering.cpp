@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -44,7 +45,7 @@ std::optional<codec::Encoded> taken_apart(PyObject* sample) {
   try {
     // A pickle stands for an object that default_collate must see itself.
     auto encoded = codec::encode(sample, false);
-    if (is_gathered(parsed(encoded.schema))) return encoded;
+    if (!encoded.has_gradients && is_gathered(parsed(encoded.schema))) return encoded;
   } catch (python_error& error) {
     error.restore();
     if (!PyErr_ExceptionMatches(PyExc_Exception)) throw python_error();  // Ctrl-C
@@ -55,6 +56,18 @@ std::optional<codec::Encoded> taken_apart(PyObject* sample) {
 }
 
 }  // namespace
+
+codec::Ref Loaded::sample(uint32_t row) const {
+  if (!samples) return {};
+  if (PyList_Check(samples)) {  // code of a sample's may have made it shorter
+    const bool there = static_cast<Py_ssize_t>(row) < PyList_GET_SIZE(samples);
+    return codec::Ref::to(there ? PyList_GET_ITEM(samples, static_cast<Py_ssize_t>(row)) : nullptr);
+  }
+  codec::Ref key = codec::checked(PyLong_FromUnsignedLong(row));
+  PyObject* found = PyDict_GetItemWithError(samples, key.get());
+  if (!found && PyErr_Occurred()) throw python_error();
+  return codec::Ref::to(found);
+}
 
 Gathering::Gathering(Caches caches, std::vector<uint32_t> which,
                      const std::vector<int64_t>& indices, size_t threads, bool shared)
@@ -69,6 +82,13 @@ Gathering::Gathering(Caches caches, std::vector<uint32_t> which,
               batch.find({which_.data(), which_.size()}, {indices.data(), indices.size()}) &&
               agree_on_schema() && begin();
 }
+
+Gathering::Gathering(std::shared_ptr<RecordCache> cache, size_t rows, size_t threads, bool shared)
+    : caches_{std::move(cache)},
+      threads_(std::max<size_t>(1, threads)),
+      shared_(shared),
+      possible_(rows > 0),
+      collation_(bridge::new_batch(rows)) {}
 
 std::vector<uint32_t> Gathering::absent() const {
   const auto rows = collation_.batch().absent();
@@ -113,18 +133,12 @@ bool Gathering::give_absent(const Loaded& loaded) {
       if (!agree_on(parsed(schema)) || !batch.give(row, {&part, 1})) return false;
       continue;
     }
-    PyObject* sample = nullptr;
-    if (loaded.samples) {
-      codec::Ref key = codec::checked(PyLong_FromUnsignedLong(row));
-      sample = PyDict_GetItemWithError(loaded.samples, key.get());
-      if (!sample && PyErr_Occurred()) throw python_error();
-    }
+    const codec::Ref sample = loaded.sample(row);
     if (!sample) {
       all = false;
       continue;
     }
-    codec::Ref kept = codec::Ref::to(sample);
-    auto apart = taken_apart(sample);
+    auto apart = taken_apart(sample.get());
     if (!apart || !agree_on(parsed(apart->schema))) return false;
     std::vector<bridge::Part> pieces;
     for (const auto& part : apart->parts) {
@@ -192,8 +206,9 @@ PyObject* pack(PyObject* samples) {
     PyList_SET_ITEM(rows.get(), i, codec::checked(row).release());
     bytes += (record.bytes + 15) / 16 * 16;
   }
+  // Few different sizes, whose buffers are then used again: to make one costs more than to fill it.
   const at::Tensor packed =
-      shared_batch(static_cast<int64_t>(bytes), caffe2::TypeMeta::Make<uint8_t>());
+      shared_batch(static_cast<int64_t>(std::bit_ceil(bytes)), caffe2::TypeMeta::Make<uint8_t>());
   {
     WithoutGil free(bytes >= kWorthReleasing);
     auto* to = static_cast<uint8_t*>(packed.mutable_data_ptr());

@@ -22,8 +22,9 @@ namespace stocache {
 
 // What a batch consists of besides what the stores have, by row.
 struct Loaded {
-  // Samples: a dict, or nullptr.
+  // Samples: a dict by row, a list of all rows, or nullptr.
   PyObject* samples = nullptr;
+  codec::Ref sample(uint32_t row) const;
   // Records of samples, in the memory of tensors; see `pack`.
   struct Record {
     std::string_view schema;
@@ -45,6 +46,9 @@ class Gathering {
   // memory that other processes can map.
   Gathering(Caches caches, std::vector<uint32_t> which, const std::vector<int64_t>& indices,
             size_t threads, bool shared);
+
+  // A batch of samples that were all loaded: `finish` gets them.
+  Gathering(std::shared_ptr<RecordCache> cache, size_t rows, size_t threads, bool shared);
 
   // False if these samples are not gathered, whatever is loaded of them.
   bool is_possible() const { return possible_; }

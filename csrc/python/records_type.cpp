@@ -1,5 +1,6 @@
 #include "python/records_type.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -106,6 +107,22 @@ PyObject* gather(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   }
   return guarded(
       [&] { return make_gathering({opened(self)}, {}, indices, threads, args[2] == Py_True); });
+}
+
+// stack(samples, threads, shared): what default_collate makes of a list of samples, or MISS if it is
+// to do so itself.
+PyObject* stack(PyObject* self, PyObject* args) {
+  PyObject* samples = nullptr;
+  long long threads = 1;
+  int shared = 0;
+  if (!PyArg_ParseTuple(args, "O!Lp", &PyList_Type, &samples, &threads, &shared)) return nullptr;
+  return guarded([&] {
+    const auto rows = static_cast<size_t>(PyList_GET_SIZE(samples));
+    Gathering batch(opened(self), rows, static_cast<size_t>(std::max(1LL, threads)), shared);
+    Loaded loaded;
+    loaded.samples = samples;
+    return or_miss(batch.finish(loaded, {rows}));  // they were counted as they came
+  });
 }
 
 // gather_from(stores, which, indices, threads, shared): the same, each row of the store of that
@@ -273,6 +290,7 @@ PyMethodDef methods[] = {
     {"location", location, METH_NOARGS, nullptr},
     {"get", as_method(get), METH_FASTCALL, nullptr},
     {"gather", as_method(gather), METH_FASTCALL, nullptr},
+    {"stack", stack, METH_VARARGS, nullptr},
     {"missing", missing, METH_O, nullptr},
     {"note", note, METH_VARARGS, nullptr},
     {"acquire", acquire, METH_VARARGS, nullptr},

@@ -49,19 +49,25 @@ class DataLoader(compat.Loader):
         self.batch_transform = batch_transform
 
     def _stocache_source(self) -> Source | None:
-        """Where batches can be gathered natively: nobody wants the single samples."""
+        """Where samples are cached of which batches are made natively."""
         if self.collate_fn is not collate or self.batch_sampler is None:
             return None
         # Workers see nothing that is set here while they live.
         source = source_of(self.dataset, frozen=self.num_workers > 0)
-        return source if source is not None and source.gathers() else None
+        if source is not None:
+            source.gathered_at_first = source.gathers()
+        return source
 
     def _stocache_gatherer(self, source: Source | None) -> Gatherer | None:
         """Makes the batches of an epoch that begins now, if that can be done here."""
         # What a function does in workers (a transform that it sets, say) it cannot do here.
         if self.worker_init_fn is not None and self.num_workers:
             return None
-        if source is None or self._stocache_source() is None or not source.is_settled():
+        if source is None or self.collate_fn is not collate:
+            return None
+        if self.num_workers and not source.gathered_at_first:  # nor do workers that live on
+            return None
+        if not source.gathers() or not source.is_settled():
             return None
         gatherer = Gatherer(source, self)
         # Without workers, what is missing is loaded here when its turn comes.

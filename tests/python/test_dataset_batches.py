@@ -9,6 +9,7 @@ import stocache
 import torch
 from sources import Counted, Fixed, same
 from stocache import _C
+from stocache._dataset import samples as module
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -43,12 +44,12 @@ def test_a_stock_loader_takes_batches_from_the_view(cached, log, workers):
     assert stats.misses == 22 and stats.hits + stats.misses == 22 * 4 + 12
 
 
-def test_what_can_be_gathered_is_gathered(cached):
+def test_what_can_be_gathered_is_gathered(cached, monkeypatch):
     dataset = cached(Fixed([torch.full((4,), idx) for idx in range(8)]))
     gathered = []
-    samples = dataset._stocache
-    native = samples.collated
-    samples.collated = lambda *args, **more: gathered.append(native(*args, **more)) or gathered[-1]
+    native = module.finished
+    noted = lambda *args: gathered.append(native(*args)) or gathered[-1]  # noqa: E731
+    monkeypatch.setattr(module, "finished", noted)
     for _ in range(2):
         assert dataset.batches[[1, 2, -1]][:, 0].tolist() == [1, 2, 7]
     assert all(batch is not _C.MISS for batch in gathered) and len(gathered) == 2

@@ -86,8 +86,9 @@ def test_packed_records_that_do_not_fit_their_memory_are_refused(cached):
         return dataset._stocache.records.gather([1], 1, False).finish(0, None, packed)
 
     tensor, schemas, ((_, _, at, size),) = _C.pack({1: torch.ones(100)})
-    for wrong in [(0, 0, at, size + 16), (0, 0, 1 << 63, 1 << 63), (0, 0, 1000, 0), (0, 1, at, size),
-                  (0, -1, at, size)]:  # fmt: skip
+    end = len(tensor)
+    for wrong in [(0, 0, at, end + 1), (0, 0, 1 << 63, 1 << 63), (0, 0, end + 1, 0),
+                  (0, 1, at, size), (0, -1, at, size)]:  # fmt: skip
         with pytest.raises(ValueError, match="do not fit their memory"):
             batch([(tensor, schemas, [wrong])])
     for wrong in [[(tensor, schemas, [(1, 2)])], [(tensor, schemas, 5)], [(5, schemas, [])],
@@ -238,9 +239,10 @@ def test_workers_share_what_is_missing_of_a_batch(cached, monkeypatch, kind, wor
         assert batch[:, 0].tolist() == list(range(n * size, (n + 1) * size))
         of_worker = collections.Counter(batch[:, 1].tolist())
         if n:  # the first sample stays in memory
-            assert sorted(of_worker.values()) == shares
+            assert len(of_worker) == len(shares)
+            assert max(of_worker.values()) - min(of_worker.values()) <= 2
         loaded += of_worker
-    assert max(loaded.values()) - min(loaded.values()) <= max(shares)
+    assert max(loaded.values()) - min(loaded.values()) <= max(shares, default=0) // len(shares)
 
 
 class BrokenTwice(ByWorker):

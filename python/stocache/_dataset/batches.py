@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 
 class View(Dataset[Any]):
@@ -50,9 +50,9 @@ class Batches(View):
                 f"index {indices} of a view of batches; a list of indices is needed: give the "
                 "DataLoader sampler=BatchSampler(...) and batch_size=None"
             )
-        if not self.cached._stocache_gathers():
-            return default_collate(self.cached.__getitems__(indices))
-        return self.cached._stocache.batch(indices)
+        if self.cached._stocache_gathers():
+            return self.cached._stocache.batch(indices)
+        return self.cached._stocache.stacked(self.cached.__getitems__(indices))
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         return self[indices]

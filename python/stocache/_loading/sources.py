@@ -38,6 +38,9 @@ class Located:
 class Source:
     """Here it is one CachedDataset."""
 
+    gathered_at_first = True
+    """Whether batches were gathered when workers were started."""
+
     def __init__(self, parts: list[CachedDataset]) -> None:
         self.parts = parts
 

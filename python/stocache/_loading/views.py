@@ -95,4 +95,5 @@ def _batch_of_several(dataset: Any, source: Source, indices: Sequence[Any]) -> A
         if batch is not _C.MISS:
             return batch
     rows = enumerate(indices)
-    return default_collate([loaded[k] if k in loaded else dataset[i] for k, i in rows])
+    samples = [loaded[k] if k in loaded else dataset[i] for k, i in rows]
+    return source.samples[0].stacked(samples)

@@ -33,6 +33,7 @@ from stocache import _C
 from stocache._torch.batch_transform import Key
 from stocache._torch.order import listed
 from stocache._torch.progress import Epoch, Order, Progress, Samplers
+from stocache._torch.shares import Shares
 
 __all__ = ["Asked", "Gatherer", "Loader", "RestOf", "as_plain_tensors", "pin_memory"]
 
@@ -45,8 +46,6 @@ _AHEAD = 2
 # So many batches of an epoch that cannot be gathered are asked for one by one. Then workers make
 # the rest of it.
 _FEW = 3
-# So many rows at least are asked of one worker, where several share what is missing of a batch.
-_ROWS_EACH = 4
 
 
 class Begun(Protocol):
@@ -311,6 +310,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         self._given: deque[_Task] = deque()  # in the order of the sampler
         # Which question it is, by the number of torch's task.
         self._asked: dict[int, tuple[_Task, int]] = {}
+        self._shares = Shares(loader.num_workers)
         self._sent: dict[int, int] = {}  # numbers of batches that workers make, likewise
         self._turn = loader._stocache_progress.turn
         self._transforms = loader.batch_transform is not None
@@ -349,7 +349,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             super()._reset(loader, first_iter)
             return
         self._given.clear()
-        self._asked.clear()
+        self._forget_questions()
         self._message = None
         self._made_by_workers = 0
         # Of an epoch that was left early, or in which a worker died with what it was asked for.
@@ -451,18 +451,20 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
     def _ask_for_all(self, task: _Task) -> None:
         task.begun = None
         indices = listed(task.indices)
-        self._ask(task, _WHOLE, [Asked(indices, task.key) if self._transforms else indices])
+        message = Asked(indices, task.key) if self._transforms else indices
+        self._ask(task, _WHOLE, [(self._shares.next(len(indices), self._lives()), message)])
 
     def _ask_for_rest(self, task: _Task, rows: list[int]) -> None:
-        """Workers share the rows, so that none is idle while another loads. Rows are not so few for
-        each that messages would cost more than loading."""
+        """Workers share the rows, so that none is idle while another loads."""
         indices = listed(task.indices)
-        shares = max(1, min(self._num_workers, len(rows) // _ROWS_EACH))
-        cuts = [k * len(rows) // shares for k in range(shares + 1)]
-        parts = [rows[start:end] for start, end in itertools.pairwise(cuts)]
-        self._ask(task, _REST, [RestOf(indices, task.key, part) for part in parts])
+        parts = self._shares.divide(rows, self._lives())
+        messages = [(worker, RestOf(indices, task.key, part)) for worker, part in parts]
+        self._ask(task, _REST, messages)
 
-    def _ask(self, task: _Task, what: str, messages: list[Any]) -> None:
+    def _lives(self) -> list[bool]:
+        return [True] * self._num_workers if self._shutdown else self._workers_status
+
+    def _ask(self, task: _Task, what: str, messages: list[tuple[int, Any]]) -> None:
         if self._shutdown:
             self._start_workers(())
         task.asked, task.answers = what, [_NOT_YET] * len(messages)
@@ -471,8 +473,11 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         self._prefetch_factor = factor * self._num_workers
         first = self._send_idx
         try:
-            for number, self._message in enumerate(messages):
+            for number, (worker, self._message) in enumerate(messages):
                 self._asked[self._send_idx] = (task, number)
+                # torch takes the first of these that lives.
+                everybody = itertools.cycle(range(self._num_workers))
+                self._worker_queue_idx_cycle = itertools.chain((worker,), everybody)
                 self._try_put_index()
         except BaseException:
             if self._send_idx == first:  # nothing was asked
@@ -480,6 +485,10 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             raise
         finally:
             self._prefetch_factor = factor
+
+    def _forget_questions(self) -> None:
+        self._asked.clear()
+        self._shares = Shares(self._num_workers)
 
     def _answers(self, task: _Task) -> list[Any]:
         """What workers gave. Answers come in the order of the questions: those for other batches
@@ -520,7 +529,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         """The rest of this epoch, as if they had had it from its beginning."""
         self._sampler_iter.take_back()
         self._given.clear()
-        self._asked.clear()
+        self._forget_questions()
         self._sent.clear()
         self._gatherer = None
         if self._shutdown:
