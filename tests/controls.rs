@@ -74,6 +74,12 @@ fn ignoring_the_generation_is_caught_in_records_that_are_recycled() {
 }
 
 #[test]
+fn ignoring_the_generation_is_caught_in_batches_that_are_gathered_ahead() {
+    is_caught("IgnoreEpoch", "batches", 20_000);
+    is_caught("IgnoreEpoch", "batches-lru", 20_000);
+}
+
+#[test]
 fn emptying_a_region_that_is_written_to_is_caught() {
     is_caught("RecycleInUse", "records-lru", 20_000);
 }

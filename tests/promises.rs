@@ -38,6 +38,16 @@ fn p1_records_are_whole_while_regions_are_recycled_and_writers_die() {
 }
 
 #[test]
+fn p1_rows_of_batches_are_whole_while_somebody_clears_and_others_die() {
+    holds("batches", 200, 5_000);
+}
+
+#[test]
+fn p1_rows_of_batches_are_whole_while_regions_are_recycled_and_others_die() {
+    holds("batches-lru", 200, 5_000);
+}
+
+#[test]
 fn p2_the_slot_of_a_dead_writer_is_taken_over() {
     holds("takeover", 50, 1_000);
 }

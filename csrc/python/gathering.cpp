@@ -158,8 +158,7 @@ PyObject* Gathering::finish(const Loaded& loaded, const std::vector<uint64_t>& c
   bool whole = false;
   {
     WithoutGil free;
-    whole =
-        translated([&] { return collation_.batch().finish(); }) == bridge::Gathered::Whole;
+    whole = translated([&] { return collation_.batch().finish(); }) == bridge::Gathered::Whole;
   }
   if (!whole) return nullptr;
   PyObject* made = collation_.finish();

@@ -84,8 +84,8 @@ class Gathering {
 };
 
 // The records of samples (a dict, by row) for another process, in memory that it can map:
-// (tensor, [schema, ...], [(row, schema, at, bytes), ...]), each with the place of its schema in the
-// list. nullptr without a Python error if one is not gathered in batches.
+// (tensor, [schema, ...], [(row, schema, at, bytes), ...]), each with the place of its schema in
+// the list. nullptr without a Python error if one is not gathered in batches.
 PyObject* pack(PyObject* samples);
 
 }  // namespace stocache

@@ -22,9 +22,7 @@ PyObject* miss = nullptr;
 
 PyGathering* gathering(PyObject* self) { return reinterpret_cast<PyGathering*>(self); }
 
-InUse<PyGathering> use(PyObject* self) {
-  return {gathering(self), "this batch is being gathered"};
-}
+InUse<PyGathering> use(PyObject* self) { return {gathering(self), "this batch is being gathered"}; }
 
 // What pack() made, as far as it is plausible.
 bool to_records(PyObject* packed, Loaded& loaded) {
@@ -103,7 +101,8 @@ PyObject* finish(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     counts = {count};
   }
   std::vector<uint64_t> counted;
-  for (const int64_t of : counts) counted.push_back(static_cast<uint64_t>(std::max<int64_t>(0, of)));
+  for (const int64_t of : counts)
+    counted.push_back(static_cast<uint64_t>(std::max<int64_t>(0, of)));
   if (nargs > 1 && PyDict_Check(args[1])) loaded.samples = args[1];
   if (nargs > 2 && args[2] != Py_None) {
     if (!PyList_Check(args[2])) {
@@ -154,9 +153,9 @@ PyObject* or_miss(PyObject* object) { return object ? object : Py_NewRef(miss); 
 
 PyObject* make_gathering(Gathering::Caches caches, std::vector<uint32_t> which,
                          const std::vector<int64_t>& indices, int64_t threads, bool shared) {
-  auto batch = std::make_unique<Gathering>(std::move(caches), std::move(which), indices,
-                                           static_cast<size_t>(std::max<int64_t>(1, threads)),
-                                           shared);
+  auto batch =
+      std::make_unique<Gathering>(std::move(caches), std::move(which), indices,
+                                  static_cast<size_t>(std::max<int64_t>(1, threads)), shared);
   auto* self = reinterpret_cast<PyGathering*>(type->tp_alloc(type, 0));
   if (!self) return nullptr;
   new (&self->batch) std::unique_ptr<Gathering>(std::move(batch));

@@ -109,8 +109,8 @@ PyObject* gather(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
       [&] { return make_gathering({opened(self)}, {}, indices, threads, args[2] == Py_True); });
 }
 
-// stack(samples, threads, shared): what default_collate makes of a list of samples, or MISS if it is
-// to do so itself.
+// stack(samples, threads, shared): what default_collate makes of a list of samples, or MISS if it
+// is to do so itself.
 PyObject* stack(PyObject* self, PyObject* args) {
   PyObject* samples = nullptr;
   long long threads = 1;

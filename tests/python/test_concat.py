@@ -146,7 +146,9 @@ def test_samples_of_other_shapes_and_kinds(cached, share, workers):
     batches = [[n, 20 + n, 40 + n] for n in range(0, 20, 3)]
     batches += [[n, 40 + n] for n in range(20)] + [[60 + n, 61 + n] for n in range(0, 20, 2)]
     plain = ConcatDataset([Fixed(part) for part in parts])
-    made = ConcatDataset([cached(p, room, fingerprint=f"{k}") for k, p in enumerate(plain.datasets)])
+    made = ConcatDataset(
+        [cached(p, room, fingerprint=f"{k}") for k, p in enumerate(plain.datasets)]
+    )
     good = [batch for batch in batches if len(batch) == 2]
     for _ in range(2):
         got = list(stocache.DataLoader(made, batch_sampler=good, num_workers=workers))
@@ -210,7 +212,7 @@ def test_an_epoch_goes_on_in_its_middle(joined, workers):
 
 
 def test_a_batch_transform_gets_their_batches(joined):
-    plain, made = joined("half")
+    _, made = joined("half")
 
     def transform(batch, generator):
         return batch[0], torch.randint(100, (len(batch[0]),), generator=generator)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import stocache
 import torch
@@ -92,7 +94,7 @@ def test_a_transform_that_gives_what_it_was_given_cannot_reach_the_cache(cached)
 class Shortens(dict):
     """A sample whose own code takes others away while they are stacked."""
 
-    samples: list = []
+    samples: ClassVar[list] = []
 
     def __iter__(self):
         self.samples.clear()

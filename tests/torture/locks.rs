@@ -1,7 +1,7 @@
 //! P26: a process's locks end with it, whatever its children and its views do.
 
 use crate::processes::{Child, being_written, open, own_shm, request, state, unique};
-use crate::records::store_of;
+use crate::records::{SAMPLES, store_of};
 use crate::{Run, Verdict};
 use std::io::{IoSlice, PipeReader, PipeWriter, Read, Write};
 use std::time::Duration;
@@ -97,7 +97,7 @@ fn told(mut pipe: PipeReader) -> Result<(), String> {
 }
 
 fn orphaned_sample() -> Result<(), String> {
-    let wanted = store_of("orphaned-sample", 1 << 20, false)?;
+    let wanted = store_of("orphaned-sample", 1 << 20, false, SAMPLES)?;
     let mut heir = Heir::new()?;
     let (has_begun, mut tell) = std::io::pipe().map_err(text)?;
     let main = Child::fork(|| {
@@ -123,7 +123,7 @@ fn orphaned_sample() -> Result<(), String> {
 
 /// Whether the main process died with the lock of the regions in its hands.
 fn orphaned_lock(random: &mut crate::processes::Random) -> Result<bool, String> {
-    let wanted = store_of("orphaned-lock", 1 << 20, true)?;
+    let wanted = store_of("orphaned-lock", 1 << 20, true, SAMPLES)?;
     let mut heir = Heir::new()?;
     let (forked, mut tell) = std::io::pipe().map_err(text)?;
     let bytes = vec![7; 4096];

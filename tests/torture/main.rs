@@ -4,6 +4,7 @@
 //! 2 for a wrong call. tests/promises.rs runs it on the real build, tests/controls.rs on builds
 //! with one rule broken: there it must exit with something else than 0.
 
+mod batches;
 mod files;
 mod files_against;
 mod full;
@@ -55,6 +56,8 @@ fn main() -> ExitCode {
         "parent-first" => locks::parent_first,
         "kept-views" => locks::kept_views,
         "first-use" => lifecycle::fork_during_first_use,
+        "batches" => batches::frozen,
+        "batches-lru" => batches::recycled,
         "records" => records::frozen,
         "records-lru" => records::recycled,
         "files-killed" => files::killed,
@@ -74,7 +77,7 @@ fn main() -> ExitCode {
         _ => {
             eprintln!(
                 "usage: torture tear-copies|tear-views|takeover|stopped|many-writers|lifecycle|leftovers|name-removed|\
-                 fork-detach|forks|first-use|memfd-race|shm-race|orphaned|parent-first|kept-views|records|records-lru|\
+                 fork-detach|forks|first-use|memfd-race|shm-race|orphaned|parent-first|kept-views|batches|batches-lru|records|records-lru|\
                  files-killed|files-once|files-evicted|files-dead|files-stopped|files-forks|\
                  files-unreadable|files-against|files-two-tables|files-many|umasks|headers|full|full-huge \
                  [--count N] [--seed S]"

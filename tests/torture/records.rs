@@ -13,7 +13,7 @@ use std::io::IoSlice;
 use std::time::Duration;
 use stocache::{Claim, Geometry, Put, RecordStore, RecordsGeometry, Request};
 
-const SAMPLES: u64 = 400;
+pub const SAMPLES: u64 = 400;
 const LONGEST: u64 = 8 << 10;
 
 fn record(index: u64, salt: u64, bytes: u64) -> Vec<u8> {
@@ -28,10 +28,10 @@ fn whole(index: u64, bytes: &[u8]) -> bool {
     len == bytes.len() as u64 && first >> 32 == index && words.all(|word| word == first)
 }
 
-/// A request for a store of 400 samples.
-pub fn store_of(what: &str, limit: u64, recycle: bool) -> Result<Request, String> {
+/// A request for a store of so many samples.
+pub fn store_of(what: &str, limit: u64, recycle: bool, samples: u64) -> Result<Request, String> {
     let geometry = Geometry::Records(
-        RecordsGeometry::plan(limit, SAMPLES, recycle).map_err(|e| e.to_string())?,
+        RecordsGeometry::plan(limit, samples, recycle).map_err(|e| e.to_string())?,
     );
     Ok(Request { geometry, ..request(&unique(what), 1, 1) })
 }
@@ -173,7 +173,7 @@ fn room_comes_back(store: &RecordStore, random: &mut Random, tally: &Tally) -> R
 }
 
 fn torture(run: &mut Run, what: &str, limit: u64, recycle: bool) -> Verdict {
-    let wanted = store_of(what, limit, recycle)?;
+    let wanted = store_of(what, limit, recycle, SAMPLES)?;
     let wanted = &Request { keep: true, ..wanted };
     let tally = Tally::new();
     let counts = &tally;

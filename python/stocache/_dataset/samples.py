@@ -190,9 +190,8 @@ class Samples:
     ) -> tuple[dict[int, Any], int] | None:
         """These rows of a batch that another process gathers, as far as it will not find them in
         memory; and how many were counted as they came. None if it cannot gather them."""
-        asked = [indices[row] for row in rows]
         try:
-            asked, places = self._usable(asked, to_edit=False, whole=True)
+            asked, places = self._usable([indices[row] for row in rows], to_edit=False, whole=True)
             loaded = self._with_missing(asked, places, to_edit=False, whole=True)
         except _Given:
             return None

@@ -1,10 +1,10 @@
-"""A dataset as one that gives whole batches, or what is missing of them: what workers fetch from."""
+"""What workers fetch from: a dataset as one that gives whole batches, or what is missing of them."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import Dataset, default_collate
 
@@ -41,7 +41,7 @@ class WholeBatches(Dataset[Any]):
         if source is None:
             made = (self._collate_fn or default_collate)(_fetched(self._dataset, indices))
         elif len(source.parts) == 1:
-            made = source.parts[0].batches[source.locate(indices).indices]
+            made = source.parts[0].batches[cast("list[Any]", source.locate(indices).indices)]
         else:
             made = _batch_of_several(self._dataset, source, indices)
         if self._transform is None:
@@ -73,7 +73,9 @@ def _rest_of(source: Source, indices: Sequence[Any], rows: Sequence[int]) -> Res
         samples |= rest[0]
         counted.append(rest[1])
     packed = _C.pack(samples) if samples else None
-    return None if packed is _C.MISS else Rest(packed, counted, (source.instances(), numbers, which))
+    return (
+        None if packed is _C.MISS else Rest(packed, counted, (source.instances(), numbers, which))
+    )
 
 
 def _batch_of_several(dataset: Any, source: Source, indices: Sequence[Any]) -> Any:

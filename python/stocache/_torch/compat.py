@@ -477,7 +477,8 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
                 self._asked[self._send_idx] = (task, number)
                 # torch takes the first of these that lives.
                 everybody = itertools.cycle(range(self._num_workers))
-                self._worker_queue_idx_cycle = itertools.chain((worker,), everybody)
+                chosen: Any = itertools.chain((worker,), everybody)
+                self._worker_queue_idx_cycle = chosen
                 self._try_put_index()
         except BaseException:
             if self._send_idx == first:  # nothing was asked

@@ -260,8 +260,7 @@ impl Batch {
         let (rows, at) = self.rows.get(row)?.copied?;
         let rows = self.copied.get(rows as usize).filter(|_| self.copying.is_empty())?;
         // SAFETY: nothing is being copied.
-        (column < rows.columns.text_leaves.len())
-            .then(|| unsafe { rows.text(at as usize, column) })
+        (column < rows.columns.text_leaves.len()).then(|| unsafe { rows.text(at as usize, column) })
     }
 
     /// The rows that are there and not copied yet, as rows of this batch.
@@ -275,9 +274,8 @@ impl Batch {
             _ => None,
         };
         let there = self.rows.iter().enumerate();
-        let (places, records): (Vec<u32>, Vec<Row>) = there
-            .filter_map(|(row, place)| Some((row as u32, record_of(place)?)))
-            .unzip();
+        let (places, records): (Vec<u32>, Vec<Row>) =
+            there.filter_map(|(row, place)| Some((row as u32, record_of(place)?))).unzip();
         let pieces: Vec<_> = self
             .given
             .iter()

@@ -315,30 +315,31 @@ fn records_that_are_not_there_can_be_given_in_pieces_before_the_copy_or_after() 
     }
     let head = schema.head() as usize;
     let payload = head.next_multiple_of(16);
-    let gathered = |which: &[i64], late: bool, cuts: &dyn Fn(usize) -> Vec<usize>| -> Option<Made> {
-        let mut batch = find(&store, which)?;
-        let late = late && batch.absent().len() < which.len();
-        let mut memory = Vec::new();
-        for turn in [late, true] {
-            if turn {
-                batch.columns().is_empty().then(|| batch.lay_out(Arc::clone(&schema)));
-                memory = memory_for(&batch);
-                // SAFETY: memory of our own.
-                unsafe { batch.begin(&addresses(&mut memory), 2) }.ok()?;
+    let gathered =
+        |which: &[i64], late: bool, cuts: &dyn Fn(usize) -> Vec<usize>| -> Option<Made> {
+            let mut batch = find(&store, which)?;
+            let late = late && batch.absent().len() < which.len();
+            let mut memory = Vec::new();
+            for turn in [late, true] {
+                if turn {
+                    batch.columns().is_empty().then(|| batch.lay_out(Arc::clone(&schema)));
+                    memory = memory_for(&batch);
+                    // SAFETY: memory of our own.
+                    unsafe { batch.begin(&addresses(&mut memory), 2) }.ok()?;
+                }
+                for row in batch.absent() {
+                    let record = &encoded[which[row as usize] as usize].1;
+                    // SAFETY: records are our own.
+                    assert!(unsafe { batch.give(row as usize, cut(record, &cuts(record.len()))) });
+                }
+                if turn {
+                    break;
+                }
             }
-            for row in batch.absent() {
-                let record = &encoded[which[row as usize] as usize].1;
-                // SAFETY: records are our own.
-                assert!(unsafe { batch.give(row as usize, cut(record, &cuts(record.len()))) });
-            }
-            if turn {
-                break;
-            }
-        }
-        (batch.finish() == Gathered::Whole).then_some(())?;
-        let columns = batch.columns().to_vec();
-        Some((columns.into_iter().zip(memory).collect(), texts_of(&batch)))
-    };
+            (batch.finish() == Gathered::Whole).then_some(())?;
+            let columns = batch.columns().to_vec();
+            Some((columns.into_iter().zip(memory).collect(), texts_of(&batch)))
+        };
     let like = |made: Option<Made>| {
         // Where rows lie in their records is no matter.
         made.map(|(columns, texts)| {
@@ -462,12 +463,13 @@ fn rows_that_moved_are_copied_again_beside_given_ones() {
     let given = Writer::encode(&sample(77, 100)).1;
     for late in [false, true] {
         store.clear().unwrap();
-        [0, 2].map(|i| put(&store, i, 0, &sample(i as i64, 100)));
+        for i in [0, 2] {
+            put(&store, i, 0, &sample(i as i64, 100));
+        }
         let mut batch = find(&store, &[0, 1, 2]).unwrap();
         let payload = (schema.head() as usize).next_multiple_of(16);
         // SAFETY: a record of our own.
-        let give =
-            |batch: &mut Batch| assert!(unsafe { batch.give(1, cut(&given, &[payload])) });
+        let give = |batch: &mut Batch| assert!(unsafe { batch.give(1, cut(&given, &[payload])) });
         if !late {
             give(&mut batch);
         }

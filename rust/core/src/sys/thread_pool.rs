@@ -284,7 +284,8 @@ mod tests {
 
     /// A job that counts how often each part is done, and its counts.
     fn counting(parts: usize, helpers: usize) -> (super::Posted, Arc<Vec<AtomicUsize>>) {
-        let done: Arc<Vec<AtomicUsize>> = Arc::new((0..parts).map(|_| AtomicUsize::new(0)).collect());
+        let done: Arc<Vec<AtomicUsize>> =
+            Arc::new((0..parts).map(|_| AtomicUsize::new(0)).collect());
         let counts = Arc::clone(&done);
         let work = move |part: usize| {
             counts[part].fetch_add(1, Ordering::Relaxed);
