@@ -44,8 +44,8 @@ from torch.utils.data import (
 )
 
 WIDTH = {"small": 5, "large": 4096, "huge": 160 << 10}
-"""Numbers in a tensor. Batches of large ones cross by ticket and are gathered into kept memory, those
-of huge ones by helpers, ahead of their turn."""
+"""Numbers in a tensor. Batches of large ones cross by ticket and are gathered into kept memory,
+those of huge ones by helpers, ahead of their turn."""
 
 
 @dataclass(frozen=True, repr=False)

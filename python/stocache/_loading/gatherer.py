@@ -54,21 +54,18 @@ class Gatherer:
         self._transform = None if function is None else BatchTransform(function)
         # What draws from the program's generators draws when its turn comes.
         self._may_transform_ahead = self._transform is None or self._transform.takes_generator
-        self._prepares = self._pinned or self._transform is not None
-        self._bytes_per_sample = source.bytes_per_sample() if self._prepares else 0.0
-        self._threads = max(1, len(os.sched_getaffinity(0)))
+        self.prepares = self._pinned or self._transform is not None
+        self._bytes_per_sample = source.bytes_per_sample() if self.prepares else 0.0
+        self.threads = max(1, len(os.sched_getaffinity(0)))
         self._ahead: ThreadPoolExecutor | None = None
 
     def start(self, indices: Sequence[Any] | Drawn, key: Key) -> Begun:
         """Begins with a batch: what is in memory of it is copied from now on."""
         return Begun(self, indices, key)
 
-    def gather(self, located: Located) -> _C.Gathering:
-        return self.source.gather(located, self._threads)
-
     def ahead(self, prepare: Callable[[], Any], rows: int) -> Future[Any] | None:
         """Has a thread do what may be done in any, if that is worth it."""
-        if not self._prepares or not self._may_transform_ahead:
+        if not self._may_transform_ahead:
             return None
         if self._ahead is None:
             if rows * self._bytes_per_sample < WORTH_A_THREAD:
@@ -78,7 +75,7 @@ class Gatherer:
 
     def prepared(self, batch: Any, key: Key) -> Any:
         """What can be done with a batch in any thread."""
-        if not self._prepares or batch is _C.MISS or not self._may_transform_ahead:
+        if not self.prepares or batch is _C.MISS or not self._may_transform_ahead:
             return batch
         if self._transform is not None:
             try:
@@ -112,21 +109,24 @@ class Begun:
         self._gathering: _C.Gathering | None = None
         self.rows: list[int] | None = None
         """Those that are not in memory; None if the batch cannot be gathered at all."""
+        source = gatherer.source
         try:
-            self._located = gatherer.source.locate(indices)
-            self._gathering = gatherer.gather(self._located)
+            self._located = located = source.locate(indices)
+            self._gathering = source.gather(located, gatherer.threads)
         except Exception:  # when its turn comes, it will be the dataset's
             return
         self.rows = self._gathering.missing()
         if self.rows is None:
             self._count_from_start()
-        if self.rows == []:
+        if gatherer.prepares and self.rows == []:
             self._ahead = gatherer.ahead(self._prepared, len(self._located.indices))
 
     def finish(self, answers: list[Rest | None] | None = None) -> Any:
         """The batch, with what workers gave of its rows; or MISS: it must be made by who can load
         samples, since some are gone or cannot be gathered."""
         gatherer = self._gatherer
+        if not (answers or self.rows or gatherer.prepares or gatherer.sees_changes):
+            return _C.MISS if self._gathering is None else finished(self._gathering, 0)
         if gatherer.sees_changes and not gatherer.source.gathers():
             return _C.MISS  # samples have to be transformed since
         if answers:
@@ -167,8 +167,12 @@ class Begun:
         places = samples[0].counted_from_start(self._located.indices)
         if places is not None:
             self._located = Located(places)
-            self._gathering = self._gatherer.gather(self._located)
+            self._gathering = self._gather_again()
             self.rows = self._gathering.missing()
+
+    def _gather_again(self) -> _C.Gathering:
+        assert self._located is not None
+        return self._gatherer.source.gather(self._located, self._gatherer.threads)
 
     def _if_current(self, batch: Any) -> Any:
         """The batch, unless what was gathered ahead has been cleared since. Of samples that are in
@@ -180,7 +184,7 @@ class Begun:
         if self._located is None or len(samples) > 1:
             return _C.MISS
         if batch is not _C.MISS:
-            again = self._gatherer.gather(self._located)
+            again = self._gather_again()
             if again.missing() == []:
                 return self._gatherer.prepared(finished(again, 0), self._key)
         indices = self._located.indices

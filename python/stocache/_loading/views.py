@@ -1,4 +1,4 @@
-"""What workers fetch from: a dataset as one that gives whole batches, or what is missing of them."""
+"""What workers fetch from: a dataset that gives whole batches, or what is missing of them."""
 
 from __future__ import annotations
 

@@ -308,6 +308,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: Any) -> None:
         self._given: deque[_Task] = deque()  # in the order of the sampler
+        self._begun = 0  # how many of these were looked at
         # Which question it is, by the number of torch's task.
         self._asked: dict[int, tuple[_Task, int]] = {}
         self._shares = Shares(loader.num_workers)
@@ -328,6 +329,8 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             super().__init__(self._loader)
             return
         self._prefetch_factor = loader.prefetch_factor
+        # torch begins its sampler twice as it makes an iterator. Of its own nobody can tell.
+        progress.is_idle = progress.is_idle or loader._stocache_samplers().are_torchs()
         _BaseDataLoaderIter.__init__(self, self._loader)
         self._reset(loader, first_iter=True)
 
@@ -349,6 +352,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             super()._reset(loader, first_iter)
             return
         self._given.clear()
+        self._begun = 0
         self._forget_questions()
         self._message = None
         self._made_by_workers = 0
@@ -373,7 +377,10 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             if not self._persistent_workers:
                 self._shutdown_workers()
             raise StopIteration
-        for task in itertools.islice(self._given, _AHEAD + 1):
+        # Those further ahead are begun with, unless all is in memory: then soon enough here.
+        while self._begun < min(len(self._given), _AHEAD + 1):
+            task = self._given[self._begun]
+            self._begun += 1
             if task.begun is None and task.asked is None:
                 self._begin(self._gatherer, task)
         task = self._given[0]
@@ -445,6 +452,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
 
     def _next_task(self) -> None:
         self._given.popleft()
+        self._begun -= 1
         self._sampler_iter.hand_out()
         self._take()
 
@@ -530,6 +538,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         """The rest of this epoch, as if they had had it from its beginning."""
         self._sampler_iter.take_back()
         self._given.clear()
+        self._begun = 0
         self._forget_questions()
         self._sent.clear()
         self._gatherer = None

@@ -159,8 +159,9 @@ class Epoch:
                 indices = self._ask()
             self.number = self._given
             self._given += 1
-            for number in [n for n in self._before if n < self._first()]:
-                del self._before[number]
+            if self._before:
+                for number in [n for n in self._before if n < self._first()]:
+                    del self._before[number]
         if self._gathered:
             indices = kept(indices)
             self._waiting[self.number] = indices
@@ -449,7 +450,7 @@ _ABOUT = {
 def kept(indices: Any) -> Any:
     """The indices of a batch, which are asked for more than once: an iterator gives them once, and
     a list or an array may be filled anew for the next batch."""
-    if isinstance(indices, (Drawn, tuple)):
+    if type(indices) is Drawn or isinstance(indices, tuple):
         return indices
     return list(indices) if hasattr(indices, "__next__") else copied(indices)
 
@@ -487,8 +488,14 @@ def _is_stateful(thing: Any) -> bool:
     return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
+# What most attributes of samplers are, and no generator is: to ask torch of each takes long.
+_PLAIN = frozenset((bool, int, float, str, type(None), list, tuple, dict, range))
+
+
 def _is_generator(value: Any) -> bool:
     """Whether it is a random generator, and not one that the whole program draws from."""
+    if type(value) in _PLAIN:
+        return False
     if isinstance(value, torch.Generator):
         return value is not torch.default_generator
     if isinstance(value, random.Random):

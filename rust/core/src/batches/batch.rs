@@ -23,6 +23,9 @@ use std::sync::Arc;
 /// How often a record is copied again while others recycle the memory under it.
 const TRIES: usize = 8;
 
+/// So many rows ahead the index is asked for: samples of a batch are anywhere in it.
+const PREFETCHED: usize = 8;
+
 /// What became of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gathered {
@@ -113,7 +116,13 @@ impl Batch {
     /// Looks for the rows that are not there; false if a record is of another schema than others of its
     /// store, or brings its own.
     pub fn look_again(&mut self) -> bool {
-        for place in &mut self.rows {
+        for row in 0..self.rows.len() {
+            if let Some(next) = self.rows.get(row + PREFETCHED)
+                && let Some(store) = self.stores.get(next.store as usize)
+            {
+                store.prefetch(next.index);
+            }
+            let place = &mut self.rows[row];
             if !matches!(place.state, State::Absent) {
                 continue;
             }

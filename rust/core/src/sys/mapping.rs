@@ -123,6 +123,20 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(start.cast().as_ptr(), count) }
     }
 
+    /// Has the processor fetch what lies at `at`, where it can.
+    #[inline]
+    pub(crate) fn prefetch(&self, at: usize) {
+        let start = self.at(at, 1);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint, which reads nothing that the program sees.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(start.as_ptr().cast_const().cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = start;
+    }
+
     pub(crate) fn half_word(&self, at: usize) -> &AtomicU32 {
         let start = self.at(at, 4);
         assert!(at.is_multiple_of(4));

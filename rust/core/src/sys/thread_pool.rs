@@ -28,6 +28,9 @@ use std::{
 
 use atomics::{AtomicBool, AtomicUsize, Ordering};
 
+/// So often who ends a job looks whether helpers are out, before others get the processor.
+const SPINS: usize = 2_000;
+
 /// What is to be done once for every number below that of the parts.
 pub(crate) type Work = Box<dyn Fn(usize) + Send + Sync>;
 
@@ -126,9 +129,16 @@ impl Queue {
     /// Ends a job of which no part is left: afterwards nobody is at it, and all is done.
     fn end(&self, job: &Job) {
         self.remove(job);
+        // A helper that is at its last part is soon done.
+        let mut spins = if cfg!(loom) { 0 } else { SPINS };
         // SYNC POINT done: Acquire here, Release in `help`.
         while job.inside.load(Ordering::Acquire) != 0 {
-            yield_now();
+            if spins == 0 {
+                yield_now();
+            } else {
+                spins -= 1;
+                std::hint::spin_loop();
+            }
         }
     }
 }
