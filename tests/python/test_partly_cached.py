@@ -25,6 +25,7 @@ from stocache import _C
 from stocache._dataset import together
 from stocache._dataset.samples import Rest, Samples, finished
 from stocache._loading.gatherer import Begun
+from stocache._torch.compat import WorkersIterator
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate, get_worker_info
 
 LENGTH = 61
@@ -642,6 +643,28 @@ def test_batches_that_workers_must_make_are_made_by_them(cached, workers):
             assert [batch[1].tolist() for batch in batches] == [
                 list(range(n, n + 8)) for n in range(0, 40, 8)
             ]
+
+
+@pytest.mark.parametrize("every", [25, 2])
+def test_samples_of_another_kind_keep_only_their_own_batches_from_being_gathered(
+    cached, monkeypatch, every
+):
+    samples = [(torch.full((50,), k), 0.5 if k % every == 7 % every else k) for k in range(400)]
+    dataset = cached(Fixed(samples), INDEX + 60_000, fingerprint="x")
+    loader = stocache.DataLoader(dataset, 5, num_workers=2)
+    whole = []
+    ask = WorkersIterator._ask_for_all
+    monkeypatch.setattr(
+        WorkersIterator, "_ask_for_all", lambda self, task: (whole.append(task), ask(self, task))
+    )
+    expected = list(DataLoader(Fixed(samples), 5))
+    for _ in range(2):
+        whole.clear()
+        assert same(list(loader), expected)
+    assert 0 < dataset.stats().filled < 400
+    assert len(whole) == {25: 16, 2: 80}[every], (
+        "80 batches, of which 16 have such a sample, or all"
+    )
 
 
 class Named(stocache.DataLoader):

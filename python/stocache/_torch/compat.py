@@ -43,8 +43,8 @@ as_plain_tensors = torch._C.DisableTorchFunctionSubclass
 # So many batches are gathered ahead. With one, nobody would gather while the training loop takes it
 # and asks for the next.
 _AHEAD = 2
-# So many batches of an epoch that cannot be gathered are asked for one by one. Then workers make
-# the rest of it.
+# So many batches that cannot be gathered are asked for one by one. Then, if most of the epoch's
+# were such, workers make the rest of it.
 _FEW = 3
 
 
@@ -316,7 +316,8 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         self._turn = loader._stocache_progress.turn
         self._transforms = loader.batch_transform is not None
         self._message: Any = None  # to the next worker
-        self._made_by_workers = 0  # batches that could not be gathered
+        self._started = 0  # batches of this epoch that were begun in this process
+        self._made_by_workers = 0  # those of them that could not be gathered
         # Workers have what is there when they are started, and see nothing that is set later.
         self._source = loader._stocache_source()
         self._gatherer = loader._stocache_gatherer(self._source)
@@ -355,7 +356,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         self._begun = 0
         self._forget_questions()
         self._message = None
-        self._made_by_workers = 0
+        self._started = self._made_by_workers = 0
         # Of an epoch that was left early, or in which a worker died with what it was asked for.
         if not self._shutdown and (self._task_info or self._tasks_outstanding):
             super()._reset(loader, first_iter)
@@ -422,9 +423,10 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
 
     def _begin(self, gatherer: Gatherer, task: _Task) -> None:
         """Begins with a batch: what is in memory is copied, the rest is asked of workers."""
-        if self._made_by_workers >= _FEW:
+        if self._made_by_workers >= max(_FEW, self._started / 2):
             self._ask_for_all(task)
             return
+        self._started += 1
         begun = task.begun = gatherer.start(task.indices, task.key)
         if begun.rows == [] or not self._loader.in_order:
             return
