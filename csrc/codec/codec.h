@@ -62,7 +62,8 @@ struct Encoded {
   std::string schema;               // equal for samples of the same kind
   std::vector<struct iovec> parts;  // the record, in order; may be more than IOV_MAX
   uint64_t bytes = 0;               // the length of the record
-  bool has_gradients = false;       // of a tensor, which the record does not hold
+  bool has_gradients = false;       // of a tensor, which the record does not hold; likewise
+  bool has_strides = false;         // a tensor of another memory format
 
   // What the parts point to.
   std::unique_ptr<uint8_t[]> own;  // words, numbers and small payloads

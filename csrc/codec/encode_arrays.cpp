@@ -56,6 +56,9 @@ void Encoder::tensor(PyObject* object, const Path& where) {
   if (!(impl->key_set().raw_repr() & ~kPlainKeys) && impl->is_contiguous()) [[likely]] {
     return add_tensor(given, where);
   }
+  out_.has_strides =
+      out_.has_strides || (given.defined() && given.dim() >= 4 && given.layout() == at::kStrided &&
+                           given.suggest_memory_format() != at::MemoryFormat::Contiguous);
   at::Tensor made;
   const std::string why = plain(given, where, made);
   if (!why.empty()) return other(object, where, why);

@@ -83,6 +83,7 @@ Encoded& Encoded::operator=(Encoded&& other) noexcept {
   std::swap(parts, other.parts);
   std::swap(bytes, other.bytes);
   std::swap(has_gradients, other.has_gradients);
+  std::swap(has_strides, other.has_strides);
   std::swap(own, other.own);
   std::swap(copies, other.copies);
   std::swap(storages, other.storages);

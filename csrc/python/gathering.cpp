@@ -1,5 +1,6 @@
 #include "python/gathering.h"
 
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -87,6 +88,7 @@ Gathering::Gathering(std::shared_ptr<RecordCache> cache, size_t rows, size_t thr
     : caches_{std::move(cache)},
       threads_(std::max<size_t>(1, threads)),
       shared_(shared),
+      keeps_strides_(true),
       possible_(rows > 0),
       collation_(bridge::new_batch(rows)) {}
 
@@ -113,6 +115,8 @@ bool Gathering::agree_on(const Schema& schema) {
 bool Gathering::begin() {
   if (!schema_ || begun_) return true;
   begun_ = true;
+  // Batches that are begun ahead in an inference mode may be used outside.
+  const c10::InferenceMode none(false);
   const codec::Collation::Allocate allocate = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
     const auto type = c10::scalarTypeToTypeMeta(dtype);
     return shared_ ? shared_batch(sizes, type) : caches_[0]->buffers().take(sizes, type);
@@ -139,7 +143,9 @@ bool Gathering::give_absent(const Loaded& loaded) {
       continue;
     }
     auto apart = taken_apart(sample.get());
-    if (!apart || !agree_on(parsed(apart->schema))) return false;
+    if (!apart || (keeps_strides_ && apart->has_strides) || !agree_on(parsed(apart->schema))) {
+      return false;
+    }
     std::vector<bridge::Part> pieces;
     for (const auto& part : apart->parts) {
       pieces.push_back({static_cast<const uint8_t*>(part.iov_base), part.iov_len});

@@ -75,6 +75,8 @@ class Gathering {
   std::vector<uint32_t> which_;
   size_t threads_;
   bool shared_;
+  // Whether samples in another memory format are left to torch, whose batches have it too.
+  bool keeps_strides_ = false;
   bool possible_ = false, begun_ = false;
   Schema schema_;
   // What was given: kept until the batch is finished.

@@ -26,7 +26,7 @@ class DataLoader(compat.Loader):
     process from what is in memory. Workers only load what is missing: nothing, once all samples are
     in memory.
 
-    Where a transform has to run, the workers do their work as always. Order and random numbers are
+    Where a transform has to run, workers make the batches. Order and random numbers are
     those of torch's DataLoader.
 
     ``batch_transform`` is a function that gets every collated batch, and whose result is handed out
@@ -65,9 +65,9 @@ class DataLoader(compat.Loader):
             return None
         if source is None or self.collate_fn is not collate:
             return None
-        if self.num_workers and not source.gathered_at_first:  # nor do workers that live on
-            return None
-        if not source.gathers() or not source.is_settled():
+        # Workers that live on have the transform that there was, or none.
+        gathers = source.gathered_at_first if self.num_workers else source.gathers()
+        if not gathers or not source.is_settled():
             return None
         gatherer = Gatherer(source, self)
         # Without workers, what is missing is loaded here when its turn comes.

@@ -56,6 +56,19 @@ def test_transformed_samples_of_every_kind_are_collated_as_by_torch(cached, kind
         assert same(native, expected[0] if isinstance(expected, list) else expected)
 
 
+@pytest.mark.parametrize("dims", [3, 4, 5])
+def test_batches_have_the_memory_format_that_torch_gives_them(cached, dims):
+    form = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}[dims]
+
+    def change(idx):
+        return torch.arange(2.0**dims).view([2] * dims).to(memory_format=form) + idx
+
+    dataset = cached(Fixed(list(range(4))), transform=change)
+    (ours,) = stocache.DataLoader(dataset, 4)
+    (theirs,) = DataLoader([change(idx) for idx in range(4)], 4)
+    assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+
+
 def test_batches_that_somebody_holds_are_not_written_to(cached):
     dataset = cached(
         Fixed(list(range(64))), transform=lambda idx: torch.full((1 << 16,), float(idx))

@@ -186,13 +186,19 @@ class Samples:
         return default_collate(samples)
 
     def rest_of_batch(
-        self, indices: Sequence[Any], rows: Sequence[int]
+        self, indices: Sequence[Any], rows: Sequence[int], alone: bool = False
     ) -> tuple[dict[int, Any], int] | None:
         """These rows of a batch that another process gathers, as far as it will not find them in
-        memory; and how many were counted as they came. None if it cannot gather them."""
+        memory; and how many were counted as they came. None if it cannot gather them. ``alone``:
+        each is asked of the dataset by itself."""
+        whole = not alone
         try:
-            asked, places = self._usable([indices[row] for row in rows], to_edit=False, whole=True)
-            loaded = self._with_missing(asked, places, to_edit=False, whole=True)
+            asked, places = self._usable([indices[row] for row in rows], to_edit=False, whole=whole)
+            if alone:
+                missing = self.records.missing(places)
+                loaded = {k: self.load(places[k], to_edit=False) for k in missing}
+            else:
+                loaded = self._with_missing(asked, places, to_edit=False, whole=whole)
         except _Given:
             return None
         if self.recycles():  # what is there now may be gone when the batch is put together

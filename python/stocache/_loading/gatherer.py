@@ -21,9 +21,10 @@ from torch.utils.data import (
 
 from stocache import _C
 from stocache._dataset.samples import Rest, finished
-from stocache._loading.sources import Located, Source
+from stocache._loading.sources import Located, Source, source_of
 from stocache._torch import compat
 from stocache._torch.batch_transform import BatchTransform, Key
+from stocache._torch.modes import Modes
 from stocache._torch.order import Drawn
 
 # Batches from this size on are transformed and pinned by a thread while the one before is used.
@@ -58,20 +59,38 @@ class Gatherer:
         self._bytes_per_sample = source.bytes_per_sample() if self.prepares else 0.0
         self.threads = max(1, len(os.sched_getaffinity(0)))
         self._ahead: ThreadPoolExecutor | None = None
+        self._process = 0  # of that thread
+        self._dataset = loader.dataset
 
     def start(self, indices: Sequence[Any] | Drawn, key: Key) -> Begun:
         """Begins with a batch: what is in memory of it is copied from now on."""
         return Begun(self, indices, key)
 
-    def ahead(self, prepare: Callable[[], Any], rows: int) -> Future[Any] | None:
+    def ahead(self, prepare: Callable[[], Any], rows: int, modes: Modes) -> Future[Any] | None:
         """Has a thread do what may be done in any, if that is worth it."""
-        if not self._may_transform_ahead:
+        if not self._may_transform_ahead or not modes.can_be_entered:
             return None
-        if self._ahead is None:
+        if self._ahead is None or self._process != os.getpid():  # it is not there after a fork
             if rows * self._bytes_per_sample < WORTH_A_THREAD:
                 return None
             self._ahead = ThreadPoolExecutor(1, "stocache-gather", _use_device, (self._device,))
-        return self._ahead.submit(prepare)
+            self._process = os.getpid()
+        try:
+            return self._ahead.submit(_in_modes, modes, prepare)
+        except RuntimeError:  # the interpreter ends, or no thread can be had
+            return None
+
+    def is_as_it_was(self, located: Located, indices: Sequence[Any] | Drawn) -> bool:
+        """Whether these rows are still where they were: the program may have changed a subset."""
+        if type(self.source) is Source:
+            return True
+        now = source_of(self._dataset)
+        if now is None or list(map(id, now.parts)) != list(map(id, self.source.parts)):
+            return False
+        try:
+            return now.locate(indices).numbers() == located.numbers()
+        except Exception:  # of the dataset, when it is asked
+            return False
 
     def prepared(self, batch: Any, key: Key) -> Any:
         """What can be done with a batch in any thread."""
@@ -87,7 +106,7 @@ class Gatherer:
     def completed(self, batch: Any, key: Key) -> Any:
         """What is left to be done in the thread that asks for it."""
         if isinstance(batch, _Raised):
-            raise batch.error
+            raise batch.take()
         if batch is _C.MISS or self._transform is None or self._may_transform_ahead:
             return batch
         return self._pin(self._transform(batch, key))
@@ -99,19 +118,24 @@ class Gatherer:
 class Begun:
     """A batch that was begun in the training process."""
 
-    __slots__ = ("_ahead", "_gatherer", "_gathering", "_key", "_located", "rows")
+    __slots__ = (
+        "_ahead", "_circumstances", "_gatherer", "_gathering", "_indices", "_key", "_located",
+        "_where", "rows",
+    )  # fmt: skip
 
     def __init__(self, gatherer: Gatherer, indices: Sequence[Any] | Drawn, key: Key) -> None:
         self._gatherer = gatherer
+        self._indices = indices
         self._key = key
         self._ahead: Future[Any] | None = None
-        self._located: Located | None = None
+        self._located: Located | None = None  # counted from the start
+        self._where: Located | None = None  # as the dataset says it
         self._gathering: _C.Gathering | None = None
         self.rows: list[int] | None = None
         """Those that are not in memory; None if the batch cannot be gathered at all."""
         source = gatherer.source
         try:
-            self._located = located = source.locate(indices)
+            self._located = self._where = located = source.locate(indices)
             self._gathering = source.gather(located, gatherer.threads)
         except Exception:  # when its turn comes, it will be the dataset's
             return
@@ -119,7 +143,9 @@ class Begun:
         if self.rows is None:
             self._count_from_start()
         if gatherer.prepares and self.rows == []:
-            self._ahead = gatherer.ahead(self._prepared, len(self._located.indices))
+            self._circumstances = os.getpid(), Modes.now()
+            rows = len(self._located.indices)
+            self._ahead = gatherer.ahead(self._prepared, rows, self._circumstances[1])
 
     def finish(self, answers: list[Rest | None] | None = None) -> Any:
         """The batch, with what workers gave of its rows; or MISS: it must be made by who can load
@@ -127,12 +153,15 @@ class Begun:
         gatherer = self._gatherer
         if not (answers or self.rows or gatherer.prepares or gatherer.sees_changes):
             return _C.MISS if self._gathering is None else finished(self._gathering, 0)
-        if gatherer.sees_changes and not gatherer.source.gathers():
-            return _C.MISS  # samples have to be transformed since
+        if gatherer.sees_changes:
+            if not gatherer.source.gathers():
+                return _C.MISS  # samples have to be transformed since
+            if self._where and not gatherer.is_as_it_was(self._where, self._indices):
+                return _C.MISS
         if answers:
             batch = self._completed_by(answers)
         elif self._ahead is not None:
-            batch = self._ahead.result()
+            batch = self._made_ahead(self._ahead)
         elif self._gathering is not None and not self.rows:
             batch = self._prepared()
         else:
@@ -145,13 +174,25 @@ class Begun:
         assert self._gathering is not None
         return self._gatherer.prepared(finished(self._gathering, 0), self._key)
 
+    def _made_ahead(self, ahead: Future[Any]) -> Any:
+        process, modes = self._circumstances
+        if process == os.getpid():
+            batch = ahead.result()
+            if modes == Modes.now():
+                return batch
+        # Anew: in a child of fork(2), where that thread is not, or because the program entered or
+        # left a mode since.
+        self._gathering = self._gather_again()
+        return self._prepared() if self._gathering.missing() == [] else _C.MISS
+
     def _completed_by(self, answers: list[Rest | None]) -> Any:
         rests = [answer for answer in answers if answer is not None]
         source = self._gatherer.source
         if len(rests) < len(answers) or self._located is None or self._gathering is None:
             return _C.MISS
         # A worker may have another dataset or other indices: it was started before they were set.
-        of = (source.instances(), *self._located.numbers())
+        assert self._where is not None
+        of = (source.instances(), *self._where.numbers())
         if any(rest.of != of for rest in rests) or not source.is_used():
             return _C.MISS
         counted = [sum(counts) for counts in zip(*(rest.counted for rest in rests), strict=True)]
@@ -198,7 +239,18 @@ class _Raised:
     """What a program's function raised, for the thread that asks for the batch."""
 
     def __init__(self, error: Exception) -> None:
-        self.error = error
+        self._error: Exception | None = error
+
+    def take(self) -> Exception:
+        """It has a traceback, which has this: without a circle both end when they should."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
+
+
+def _in_modes(modes: Modes, prepare: Callable[[], Any]) -> Any:
+    with modes.entered():
+        return prepare()
 
 
 def _use_device(index: int | None) -> None:
@@ -211,9 +263,11 @@ def _knows_order(batches: Any) -> bool:
     """Whether the sampler can be asked for a batch that is not the last before its time: it draws
     what it draws when the first is asked for, or from a generator that nobody else sees."""
     if type(batches) is not BatchSampler:
-        return type(batches) in (list, tuple)
+        return False
     sampler = batches.sampler
     if type(sampler) is RandomSampler and sampler.generator is not None:
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
-    known = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-    return type(sampler) in (*known, DistributedSampler, list, tuple, range)
+    if type(sampler) is SubsetRandomSampler:
+        sampler = sampler.indices  # looked up one by one; a list may be edited meanwhile
+    known = (RandomSampler, SequentialSampler, WeightedRandomSampler, DistributedSampler)
+    return type(sampler) in (*known, tuple, range)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 from collections.abc import Sequence
@@ -40,6 +41,8 @@ class Source:
 
     gathered_at_first = True
     """Whether batches were gathered when workers were started."""
+    loads_alone = False
+    """Whether torch asks for one sample after the other, also where datasets give many at once."""
 
     def __init__(self, parts: list[CachedDataset]) -> None:
         self.parts = parts
@@ -87,11 +90,13 @@ class _Chosen(Source):
 
     def __init__(self, under: Source, chosen: Any, frozen: bool) -> None:
         super().__init__(under.parts)
+        self.loads_alone = under.loads_alone
         self._under = under
         self._chosen = copied(chosen) if frozen else chosen
         self._table: Tensor | None = None
         if frozen and type(chosen) is list and set(map(type, chosen)) == {int}:
-            self._table = _as_tensor(chosen)
+            with contextlib.suppress(RuntimeError, OverflowError, ValueError):  # larger ones
+                self._table = _as_tensor(chosen)
 
     def locate(self, indices: Sequence[Any] | Drawn) -> Located:
         if self._table is not None and isinstance(indices, Drawn):
@@ -101,6 +106,8 @@ class _Chosen(Source):
 
 class _Joined(Source):
     """Datasets one after the other."""
+
+    loads_alone = True
 
     def __init__(self, unders: list[Source], ends: Sequence[int]) -> None:
         super().__init__([part for under in unders for part in under.parts])

@@ -40,10 +40,12 @@ class WholeBatches(Dataset[Any]):
             return None if source is None else _rest_of(source, indices, asked.rows)
         if source is None:
             made = (self._collate_fn or default_collate)(_fetched(self._dataset, indices))
-        elif len(source.parts) == 1:
-            made = source.parts[0].batches[cast("list[Any]", source.locate(indices).indices)]
+        elif not source.loads_alone:
+            # As torch does it: a dataset gets what the sampler gave, one under a subset a list.
+            places = indices if type(source) is Source else source.locate(indices).indices
+            made = source.parts[0].batches[cast("list[Any]", places)]
         else:
-            made = _batch_of_several(self._dataset, source, indices)
+            made = _one_by_one(self._dataset, source, indices)
         if self._transform is None:
             return made
         assert isinstance(asked, compat.Asked)
@@ -67,7 +69,7 @@ def _rest_of(source: Source, indices: Sequence[Any], rows: Sequence[int]) -> Res
     counted: list[int] = []
     for number, of in enumerate(source.samples):
         mine = rows if which is None else [row for row in rows if which[row] == number]
-        rest = of.rest_of_batch(numbers, mine) if mine else ({}, 0)
+        rest = of.rest_of_batch(numbers, mine, source.loads_alone) if mine else ({}, 0)
         if rest is None:
             return None
         samples |= rest[0]
@@ -78,9 +80,9 @@ def _rest_of(source: Source, indices: Sequence[Any], rows: Sequence[int]) -> Res
     )
 
 
-def _batch_of_several(dataset: Any, source: Source, indices: Sequence[Any]) -> Any:
-    """A batch of samples of several CachedDatasets; what is missing is loaded one by one, as torch
-    does it."""
+def _one_by_one(dataset: Any, source: Source, indices: Sequence[Any]) -> Any:
+    """A batch of samples that may be of several CachedDatasets; what is missing is loaded one by
+    one, as torch does it."""
     loaded: dict[int, Any] = {}
     located = None
     with contextlib.suppress(Exception):  # of the dataset, below

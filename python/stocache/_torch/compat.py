@@ -12,6 +12,7 @@ begins, and with workers so many batches ahead as torch hands out to them.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import sys
@@ -93,7 +94,6 @@ class RestOf(Asked):
 
 
 _NOT_YET = object()
-_REST, _WHOLE = "rest", "whole"
 
 
 class _Task:
@@ -105,8 +105,12 @@ class _Task:
         self.indices = indices
         self.key = key
         self.begun: Begun | None = None  # in this process
-        self.asked: str | None = None  # of workers: the rest of it, or of one: the whole
+        self.asked = False  # of workers: the rest of it, or of one: the whole
         self.answers: list[Any] = []  # what they gave, or an ExceptionWrapper
+
+    @property
+    def number(self) -> int:
+        return self.key[2]
 
     def is_answered(self) -> bool:
         return all(answer is not _NOT_YET for answer in self.answers)
@@ -271,10 +275,11 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
         if not self._begun:
             self._begin(self._gatherer)
         # The last batch may end the sampler, which may draw: it is asked for when it is wanted.
-        while len(self._begun) <= _AHEAD and self._unasked > 1:
-            self._begin(self._gatherer)
+        with contextlib.suppress(StopIteration):  # the dataset became shorter
+            while len(self._begun) <= _AHEAD and self._unasked > 1:
+                self._begin(self._gatherer)
         indices, key, begun = self._begun.popleft()
-        self._sampler_iter.hand_out()
+        self._sampler_iter.hand_out(key[2])
         batch = begun.finish()
         if batch is not self._gatherer.missing:
             return batch
@@ -291,7 +296,7 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
     def _next_index(self) -> Any:
         """Where batches are not gathered. Whatever comes of it, the next one is the one after."""
         indices = super()._next_index()
-        self._sampler_iter.hand_out()
+        self._sampler_iter.hand_out(self._sampler_iter.number)
         return Asked(indices, self._sampler_iter.key()) if self._transforms else indices
 
 
@@ -323,15 +328,15 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         self._gatherer = loader._stocache_gatherer(self._source)
         self._loader = _over_view(loader, self._source)
         progress = loader._stocache_progress
+        order = self._loader._stocache_order
         if progress.seed is not None:
             self._workers_seed = int(progress.seed)
-            progress.is_idle = progress.resumed is None
+            order.is_idle = progress.resumed is None
         if self._gatherer is None:
             super().__init__(self._loader)
             return
         self._prefetch_factor = loader.prefetch_factor
-        # torch begins its sampler twice as it makes an iterator. Of its own nobody can tell.
-        progress.is_idle = progress.is_idle or loader._stocache_samplers().are_torchs()
+        order.is_idle = order.is_idle or loader._stocache_samplers().are_torchs()
         _BaseDataLoaderIter.__init__(self, self._loader)
         self._reset(loader, first_iter=True)
 
@@ -382,13 +387,13 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         while self._begun < min(len(self._given), _AHEAD + 1):
             task = self._given[self._begun]
             self._begun += 1
-            if task.begun is None and task.asked is None:
+            if task.begun is None and not task.asked:
                 self._begin(self._gatherer, task)
         task = self._given[0]
         try:
             batch = self._made(self._gatherer, task)
         except Exception:
-            if task.asked is None or task.is_answered():  # it is about this batch
+            if not task.asked or task.is_answered():  # it is about this batch
                 self._next_task()
             raise
         if batch is self._gatherer.missing:
@@ -439,7 +444,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
             # What was in memory as the epoch began is not any more.
             gatherer.is_complete = False
             for other in self._given:
-                if other.begun is None and other.asked is None:
+                if other.begun is None and not other.asked:
                     self._begin(gatherer, other)
 
     def _next_batch(self) -> Any:
@@ -453,31 +458,31 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         return next(epoch)
 
     def _next_task(self) -> None:
-        self._given.popleft()
+        task = self._given.popleft()
         self._begun -= 1
-        self._sampler_iter.hand_out()
+        self._sampler_iter.hand_out(task.number)
         self._take()
 
     def _ask_for_all(self, task: _Task) -> None:
         task.begun = None
         indices = listed(task.indices)
         message = Asked(indices, task.key) if self._transforms else indices
-        self._ask(task, _WHOLE, [(self._shares.next(len(indices), self._lives()), message)])
+        self._ask(task, [(self._shares.next(len(indices), self._lives()), message)])
 
     def _ask_for_rest(self, task: _Task, rows: list[int]) -> None:
         """Workers share the rows, so that none is idle while another loads."""
         indices = listed(task.indices)
         parts = self._shares.divide(rows, self._lives())
         messages = [(worker, RestOf(indices, task.key, part)) for worker, part in parts]
-        self._ask(task, _REST, messages)
+        self._ask(task, messages)
 
     def _lives(self) -> list[bool]:
         return [True] * self._num_workers if self._shutdown else self._workers_status
 
-    def _ask(self, task: _Task, what: str, messages: list[tuple[int, Any]]) -> None:
+    def _ask(self, task: _Task, messages: list[tuple[int, Any]]) -> None:
         if self._shutdown:
             self._start_workers(())
-        task.asked, task.answers = what, [_NOT_YET] * len(messages)
+        task.asked, task.answers = True, [_NOT_YET] * len(messages)
         # torch counts messages, and allows so many for each worker as there are batches ahead.
         factor = self._prefetch_factor
         self._prefetch_factor = factor * self._num_workers
@@ -492,7 +497,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
                 self._try_put_index()
         except BaseException:
             if self._send_idx == first:  # nothing was asked
-                task.asked, task.answers = None, []
+                task.asked, task.answers = False, []
             raise
         finally:
             self._prefetch_factor = factor
@@ -563,7 +568,10 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         try:
             super().__init__(loader)
         except BaseException:
-            self._shutdown = True  # there are none
+            self._shutdown = True
+            for worker in vars(self).get("_workers", ()):  # those before one that did not start
+                worker.terminate()
+                worker.join()
             raise
         finally:
             self._gatherer, self._index_sampler, self._num_yielded = gatherer, order, yielded

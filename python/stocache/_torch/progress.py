@@ -97,21 +97,21 @@ class Samplers:
     def epoch(self) -> int | None:
         """The number that set_epoch() has set."""
         for part in self._parts().values():
-            number = getattr(part, "epoch", None)
-            if callable(getattr(part, "set_epoch", None)) and type(number) is int:
+            number = _attribute(part, "epoch")
+            if callable(_attribute(part, "set_epoch")) and type(number) is int:
                 return number
         return None
 
     def set_epoch(self, number: int) -> None:
         for part in self._parts().values():
-            if callable(getattr(part, "set_epoch", None)):
+            if callable(_attribute(part, "set_epoch")):
                 part.set_epoch(number)
 
     def share(self) -> list[Any]:
         """Which part of the dataset is theirs."""
         for part in self._parts().values():
-            if type(getattr(part, "num_replicas", None)) is int:
-                return [getattr(part, "rank", None), part.num_replicas]
+            if type(replicas := _attribute(part, "num_replicas")) is int:
+                return [_attribute(part, "rank"), replicas]
         return [None, None]
 
     def _parts(self) -> dict[str, Any]:
@@ -176,7 +176,11 @@ class Epoch:
         if not self._has_ended:
             self._asked += 1
             if self._stateful is not None:
-                self._before[self._given] = copy.copy(self._stateful.state_dict())
+                try:
+                    # It may change the parts of its state as it gives the next batch.
+                    self._before[self._given] = copy.deepcopy(self._stateful.state_dict())
+                except Exception:  # it is an error of who asks the loader for its state
+                    self._stateful = None
         try:
             return next(self._iterator)
         except StopIteration:
@@ -201,9 +205,9 @@ class Epoch:
         self._waiting.clear()
         self._gathered = False
 
-    def hand_out(self, number: int | None = None) -> None:
-        """This batch, or the oldest one, is the program's now."""
-        self._waiting.pop(next(iter(self._waiting)) if number is None else number)
+    def hand_out(self, number: int) -> None:
+        """This batch is the program's now."""
+        del self._waiting[number]
         self._handed_out += 1
 
     def _first(self) -> int:
@@ -246,7 +250,8 @@ class Epoch:
         }
         if self._stateful is not None:
             before = self._before.get(first)
-            state["sampler"] = self._stateful.state_dict() if before is None else before
+            now = self._stateful.state_dict() if before is None else before
+            state["sampler"] = copy.deepcopy(now)
         elif not self._samplers.are_torchs():
             state["ahead"] = [[number, _plain_indices(indices)] for number, indices in ahead]
             state["ended"] = self._has_ended
@@ -315,13 +320,17 @@ class Order:
     def __init__(self, progress: Progress, samplers: Samplers) -> None:
         self._progress = progress
         self._samplers = samplers
+        # An iterator with workers asks for an order twice as it is made, and uses the second. The
+        # first is none where that can be told: where it stands for one that lived on, which asks
+        # once.
+        self.is_idle = False
 
     def __len__(self) -> int:
         return len(self._samplers.batches)
 
     def __iter__(self) -> Any:
-        if self._progress.is_idle:
-            self._progress.is_idle = False
+        if self.is_idle:
+            self.is_idle = False
             return iter(())
         epoch = self._progress.resumed
         if epoch is None:
@@ -338,9 +347,6 @@ class Progress:
         self.resumed: Epoch | None = None  # while an iterator is made for it
         self.seed: int | None = None  # of the workers of that iterator
         self.turn = 0
-        # An iterator with workers asks for an order twice as it is made, and uses the second. Where
-        # it stands for one that lived on, which asks once, the first is none.
-        self.is_idle = False
         self.loaded: dict[str, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -397,7 +403,7 @@ class Progress:
         self.seed, self.turn = saved["seed"], saved["turn"]
 
     def resumption_is_over(self, begun: bool) -> None:
-        self.resumed, self.seed, self.turn, self.is_idle = None, None, 0, False
+        self.resumed, self.seed, self.turn = None, None, 0
         if begun:
             self.loaded = None
 
@@ -470,7 +476,7 @@ def _plain_indices(indices: Any) -> Any:
     indices = listed(indices)
     if isinstance(indices, (str, bytes)):
         return indices
-    if isinstance(indices, (torch.Tensor,)):
+    if isinstance(indices, torch.Tensor):
         return indices.tolist()
     with contextlib.suppress(TypeError):
         return operator.index(indices)
@@ -484,8 +490,16 @@ def _plain_indices(indices: Any) -> Any:
 # Random states
 
 
+def _attribute(thing: Any, name: str) -> Any:
+    """None if it has none, or one that raises something: nobody asked for it."""
+    try:
+        return getattr(thing, name, None)
+    except Exception:
+        return None
+
+
 def _is_stateful(thing: Any) -> bool:
-    return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
+    return all(callable(_attribute(thing, name)) for name in ("state_dict", "load_state_dict"))
 
 
 # What most attributes of samplers are, and no generator is: to ask torch of each takes long.
@@ -499,6 +513,8 @@ def _is_generator(value: Any) -> bool:
     if isinstance(value, torch.Generator):
         return value is not torch.default_generator
     if isinstance(value, random.Random):
+        if isinstance(value, random.SystemRandom):  # which has no state
+            return False
         return value is not getattr(random.random, "__self__", None)
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is None:
