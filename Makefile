@@ -14,12 +14,15 @@ PYTHON := python benches/python examples tests/python setup.py
 # nextest where present; plain cargo test runs the same tests.
 CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest run,cargo test) --no-fail-fast
 PYTEST_ARGS ?=
+# The versions of torch that a wheel is built for.
+TORCHES := 2.13.0
+TORCH ?= $(lastword $(TORCHES))
 # So many processes run the Python tests, each with a /dev/shm of its own. Most tests wait.
 PYTEST_JOBS ?= 2
 PYTEST := -m pytest -q -n $(PYTEST_JOBS) --dist worksteal -p no:cacheprovider
 
-.PHONY: help demo demo-cpp test test-long test-rust test-python test-wheel lint bench bench-peers \
-        bench-ffcv bench-core build wheel clean
+.PHONY: help demo demo-cpp test test-long test-rust test-python test-wheel test-torch test-torch-all \
+        lint bench bench-peers bench-ffcv bench-core build wheel clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,13 +60,15 @@ test-python: build ## Python tests, against the installed package
 	cd "$$(mktemp -d)" && "$(ROOT)/$(PY)" $(PYTEST) -c "$(ROOT)/pyproject.toml" \
 	  --rootdir "$(ROOT)" "$(ROOT)/tests/python" $(PYTEST_ARGS)
 
-# cmake and ninja build the C++ programs; no package that stocache could import by mistake.
-test-wheel: wheel ## Python tests against the wheel in an empty venv with torch
-	tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
-	python3 -m venv "$$tmp/venv"; \
-	"$$tmp/venv/bin/pip" install --progress-bar on dist/stocache-*.whl numpy pytest pytest-xdist hypothesis stocaching==0.2.1 cmake ninja; \
-	cd "$$tmp" && venv/bin/python $(PYTEST) -c "$(ROOT)/pyproject.toml" \
-	  --rootdir "$(ROOT)" "$(ROOT)/tests/python"
+test-wheel: wheel ## Python tests against the wheel in empty venvs, with the oldest and the newest torch
+	tools/test-torch $(firstword $(TORCHES)) dist/stocache-*.whl
+	tools/test-torch $(lastword $(TORCHES)) dist/stocache-*.whl
+
+test-torch: ## Build for another torch and run the Python tests with it: TORCH=2.9.1
+	PYTEST_ARGS="$(PYTEST_ARGS)" tools/test-torch $(TORCH)
+
+test-torch-all: ## The same with every torch that is supported, one after the other
+	for version in $(TORCHES); do PYTEST_ARGS="$(PYTEST_ARGS)" tools/test-torch $$version; done
 
 lint: build ## Formatting, clippy, ruff, mypy, clang-format
 	cargo fmt --all --check
@@ -94,14 +99,20 @@ bench-core: ## Criterion benches of the core alone
 
 build: $(VENV)/.installed ## Install stocache into .venv
 
-wheel: $(VENV)/.deps ## Build a wheel into dist/
-	rm -f dist/stocache-*.whl
-	$(VENV)/bin/pip wheel --no-build-isolation --no-deps -w dist .
+# One library for each torch. These are not in the wheel, and need not be on the machine that it is built on.
+wheel: $(VENV)/.deps ## Build a wheel into dist/, for each torch in TORCHES
+	rm -rf build/wheel dist/stocache-*.whl
+	folders=$$($(PY) tools/fetch-torch build/torch $(TORCHES)); \
+	STOCACHE_TORCH_DIRS="$$folders" $(VENV)/bin/pip wheel -v --no-build-isolation --no-deps -w build/wheel . \
+	  2>&1 | tools/progress
+	PATH="$(ROOT)/$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel repair --exclude 'libtorch*.so' \
+	  --exclude libc10.so -w dist build/wheel/stocache-*.whl
+	ls -l dist
 
 clean: ## Remove everything that was built
 	rm -rf $(VENV) $(FFCV) target build dist python/*.egg-info
 
-$(VENV)/.deps: requirements-dev.txt
+$(VENV)/.deps: requirements-dev.txt requirements-build.txt requirements-test.txt
 	@command -v cargo >/dev/null || { echo "stocache needs Rust 1.90 or newer, for example by rustup"; exit 1; }
 	@command -v c++ >/dev/null || { echo "stocache needs a C++ compiler: apt-get install g++"; exit 1; }
 	test -x $(PY) || python3 -m venv $(VENV) || { rm -rf $(VENV); \

@@ -1,13 +1,19 @@
 """Builds the native libraries: cargo for the Rust core, then CMake for csrc.
 
-Metadata lives in pyproject.toml. Needs torch in the environment that builds:
-``pip install --no-build-isolation .``
+Metadata lives in pyproject.toml. They are built for the torch that is installed where this runs,
+``pip install --no-build-isolation .``, or for those whose folders STOCACHE_TORCH_DIRS names, one
+library for each minor version: ``import stocache`` takes the one for the torch that it finds.
 """
 
+from __future__ import annotations
+
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +21,49 @@ from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-TORCH_FOR_TCH = "2.13.0"  # what tch 0.26 is made for
+OLDEST = (2, 9)  # torch
+
+
+@dataclass(frozen=True)
+class Torch:
+    folder: Path  # of the package
+    major: int
+    minor: int
+
+    @classmethod
+    def of(cls, folder: Path) -> Torch:
+        """Without importing it: what it is built for need not run here."""
+        said = (folder / "version.py").read_text()
+        found = re.search(r"^__version__ = '(\d+)\.(\d+)", said, re.MULTILINE)
+        if not found:
+            raise SystemExit(f"no version of torch is named in {folder / 'version.py'}")
+        return cls(folder, int(found[1]), int(found[2]))
+
+    @property
+    def name(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+def torches() -> list[Torch]:
+    """Those that it is built for."""
+    if named := os.environ.get("STOCACHE_TORCH_DIRS"):
+        folders = [Path(folder).resolve() for folder in named.split(os.pathsep)]
+    else:
+        found = importlib.util.find_spec("torch")
+        folders = [Path(found.origin).parent] if found and found.origin else []
+    return sorted(map(Torch.of, folders), key=lambda torch: (torch.major, torch.minor))
+
+
+def requirement() -> str:
+    """Which torch the package needs: of the minor versions that it was built for."""
+    built_for = torches()
+    if not built_for:
+        return f"torch>={OLDEST[0]}.{OLDEST[1]}"
+    first, last = built_for[0], built_for[-1]
+    names = {torch.name for torch in built_for}
+    between = (f"{last.major}.{minor}" for minor in range(first.minor, last.minor))
+    missing = "".join(f",!={name}.*" for name in between if name not in names)
+    return f"torch>={first.name},<{last.major}.{last.minor + 1}{missing}"
 
 
 def run(*command: str, env: dict[str, str] | None = None) -> None:
@@ -32,9 +80,9 @@ def tool(name: str, remedy: str) -> str:
     return found
 
 
-def cargo(command: str, torch_dir: Path, target: Path, *more: str) -> None:
+def cargo(command: str, torch: Torch, target: Path, *more: str) -> None:
     """Runs a cargo command on rust/torch, which needs to know torch."""
-    include = [torch_dir / "include", torch_dir / "include/torch/csrc/api/include"]
+    include = [torch.folder / "include", torch.folder / "include/torch/csrc/api/include"]
     env = os.environ | {
         "CARGO_TARGET_DIR": str(target),
         "STOCACHE_TORCH_INCLUDE": ":".join(map(str, include)),
@@ -70,48 +118,46 @@ class Clippy(Command):
         pass
 
     def run(self) -> None:
-        import torch
-
-        cargo("clippy", Path(torch.__file__).parent, target_dir(), "--", "-D", "warnings")
+        cargo("clippy", torches()[0], target_dir(), "--", "-D", "warnings")
 
 
 class BuildNative(build_ext):
-    """One command for the extension: Rust static library, then the two shared libraries."""
+    """One command for the extension: Rust static library, then the two shared libraries, for each
+    torch in a folder of its own."""
 
     def build_extension(self, ext: Extension) -> None:
-        try:
-            import torch
-        except ImportError:
+        built_for = torches()
+        if not built_for:
             raise SystemExit(
                 "stocache builds against the torch it will run with: "
-                f"pip install torch=={TORCH_FOR_TCH}, then pip install --no-build-isolation ."
-            ) from None
-        version = torch.__version__.split("+")[0]
-        if version != TORCH_FOR_TCH:
-            raise SystemExit(
-                f"stocache needs torch {TORCH_FOR_TCH} to build, found {version}: "
-                f"pip install torch=={TORCH_FOR_TCH}"
+                "pip install torch, then pip install --no-build-isolation ."
             )
-        torch_dir = Path(torch.__file__).parent
-        target = target_dir()
+        for torch in built_for:
+            if (torch.major, torch.minor) < OLDEST:
+                raise SystemExit(
+                    f"stocache needs torch {OLDEST[0]}.{OLDEST[1]} or newer, and {torch.name} is "
+                    f"in {torch.folder}: pip install --upgrade torch"
+                )
         package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
-        cargo("build", torch_dir, target)
-        self.build_cpp(torch_dir, target, package)
-        (package / "_built_for.py").write_text(f'# Written by setup.py.\nTORCH = "{version}"\n')
+        for old in package.glob("torch*"):  # of an earlier build in the same folder
+            shutil.rmtree(old)
+        for torch in built_for:
+            cargo("build", torch, target_dir())
+            self.build_cpp(torch, target_dir(), package / f"torch{torch.name}")
 
-    def build_cpp(self, torch_dir: Path, target: Path, package: Path) -> None:
+    def build_cpp(self, torch: Torch, target: Path, prefix: Path) -> None:
         cmake = tool("cmake", "pip install cmake")
-        build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
+        build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}-torch{torch.name}"
         run(
             cmake,
             "-S", str(ROOT / "csrc"),
             "-B", str(build),
             "-G", "Ninja",
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja', 'pip install ninja')}",
-            f"-DCMAKE_INSTALL_PREFIX={package}",
+            f"-DCMAKE_INSTALL_PREFIX={prefix}",
             f"-DPython_EXECUTABLE={sys.executable}",
-            f"-DTORCH_DIR={torch_dir}",
-            f"-DTORCH_VERSION={TORCH_FOR_TCH}",
+            f"-DTORCH_DIR={torch.folder}",
+            f"-DTORCH_VERSION={torch.name}",
             f"-DSTOCACHE_VERSION={self.distribution.get_version()}",
             f"-DRUST_LIBRARY={target / 'release/libstocache_torch.a'}",
             f"-DRUST_INCLUDE={without_news(target / 'cxxbridge', build / 'bridge')}",
@@ -128,5 +174,9 @@ setup(
     package_dir={"": "python"},
     package_data={"stocache": ["py.typed", "*.pyi"]},
     ext_modules=[Extension("stocache._C", sources=[])],
+    install_requires=[
+        requirement(),
+        "tqdm>=4.60",  # progress bars: CachedDataset.warm, FileCache.prefetch, the command
+    ],
     cmdclass={"build_ext": BuildNative, "clippy": Clippy},
 )

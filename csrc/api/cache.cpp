@@ -1,8 +1,8 @@
 #include "api/cache.h"
 
 #include <ATen/Functions.h>
+#include <stocache/version.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/headeronly/version.h>
 
 #include <sstream>
 
@@ -47,10 +47,11 @@ bool has_memory(const at::Tensor& tensor) {
 // A torch that differs so little that the linker did not notice may still have other structures.
 void check_torch() {
   const uint64_t running = aoti_torch_abi_version();
-  const auto part = [&](int shift) { return running >> shift & 0xff; };
-  TORCH_CHECK(running == TORCH_ABI_VERSION,
-              "this stocache was built for torch " TORCH_VERSION " but the program runs torch ",
-              part(56), ".", part(48), ".", part(40), "; link or install torch " TORCH_VERSION "");
+  const uint64_t major = running >> 56, minor = running >> 48 & 0xff, patch = running >> 40 & 0xff;
+  TORCH_CHECK(major == TORCH_VERSION_MAJOR && minor == TORCH_VERSION_MINOR,
+              "this stocache was built for torch " STOCACHE_TORCH_VERSION
+              " but the program runs torch ",
+              major, ".", minor, ".", patch, "; link or install torch " STOCACHE_TORCH_VERSION);
 }
 
 }  // namespace

@@ -104,6 +104,15 @@ c10::Dict<std::string, int64_t> stats(const Self& self) {
   return result;
 }
 
+// def_static takes no names and defaults of arguments before torch 2.12.
+void name_arguments_of_join() {
+  const auto type = torch::getCustomClass("__torch__.torch.classes.stocache.SharedCache");
+  auto* join = type->findStaticMethod("join");
+  const auto text = c10::StringType::get();
+  join->setSchema(join->getSchema().cloneWithArguments(
+      {c10::Argument("name", text), c10::Argument("if_gone", text, std::nullopt, "error")}));
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(stocache, m) {
@@ -116,8 +125,7 @@ TORCH_LIBRARY_FRAGMENT(stocache, m) {
             arg("dtype") = static_cast<int64_t>(at::kByte), arg("name") = "",
             arg("if_gone") = "error", arg("backing") = "auto", arg("keep") = false,
             arg("fingerprint") = "", arg("verify") = "never"})
-      .def_static("join", &join, "The cache of that name, whatever it holds.",
-                  {arg("name"), arg("if_gone") = "error"})
+      .def_static("join", &join, "The cache of that name, whatever it holds.")
       .def("get_slot",
            [](const Self& self, int64_t idx, bool allow_oob_idx, bool allow_empty_slot) {
              return self->handle().get_slot(idx, allow_oob_idx, allow_empty_slot);
@@ -157,4 +165,5 @@ TORCH_LIBRARY_FRAGMENT(stocache, m) {
       .def("closed", [](const Self& self) { return self->handle().closed(); })
       .def_pickle([](const Self& self) { return self->state(); },
                   [](const State& state) { return load(state); });
+  name_arguments_of_join();
 }

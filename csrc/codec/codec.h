@@ -48,6 +48,16 @@
 
 namespace stocache::codec {
 
+// Bytes of a tensor, by its storage: the tensor may be given another one. What is left is that
+// code of the program gives back a storage's memory.
+struct Lent {
+  c10::Storage storage;
+  const void* data;
+  uint64_t size;
+
+  bool is_there() const;
+};
+
 // A sample taken apart. Keeps everything its parts point to alive, so the parts may be read without
 // the GIL; it must be destroyed with the GIL held.
 //
@@ -68,8 +78,11 @@ struct Encoded {
   // What the parts point to.
   std::unique_ptr<uint8_t[]> own;  // words, numbers and small payloads
   std::vector<std::unique_ptr<uint8_t[]>> copies;
-  std::vector<c10::Storage> storages;  // not the tensors, which may be given others
+  std::vector<Lent> storages;
   std::vector<PyObject*> objects;
+
+  // False if code of the program has given back memory since that parts point to.
+  bool is_there() const;
 };
 
 // Throws python_error: of what the sample's own code raises, or of an UnsupportedSample for a type

@@ -45,6 +45,22 @@ const ArrayInterface& interface_of(PyObject* object, Ref& capsule) {
   return *found;
 }
 
+// A type of the same size that can be copied element by element, which not every dtype can.
+c10::ScalarType word_of(c10::ScalarType type) {
+  switch (c10::elementSize(type)) {
+    case 1:
+      return at::kByte;
+    case 2:
+      return at::kShort;
+    case 4:
+      return at::kInt;
+    case 8:
+      return at::kLong;
+    default:
+      return at::kComplexDouble;
+  }
+}
+
 }  // namespace
 
 void Encoder::tensor(PyObject* object, const Path& where) {
@@ -91,10 +107,9 @@ std::string Encoder::plain(const at::Tensor& given, const Path& where, at::Tenso
     refuse(where, " is a tensor whose memory was freed");
   }
   made = given.resolve_conj().resolve_neg();
-  // As bytes of the same size: not every dtype can be copied element by element.
-  const auto type = made.scalar_type();
   if (!made.is_contiguous()) {
-    made = made.view(c10::opaqueScalarType(type)).contiguous().view(type);
+    const auto type = made.scalar_type();
+    made = made.view(word_of(type)).contiguous().view(type);
   }
   if (made.unsafeGetTensorImpl()->key_set().raw_repr() & ~kPlainKeys) {
     return "that becomes another kind of tensor when it is copied here";

@@ -1,5 +1,8 @@
 #include "codec/record_writer.h"
 
+#include <algorithm>
+#include <functional>
+
 namespace stocache::codec {
 
 bool RecordWriter::add_payload(const void* data, uint64_t size) {
@@ -50,18 +53,12 @@ Encoded RecordWriter::finish() {
   std::memset(own + unpadded, 0, head - unpadded);
   if (!small_.empty()) std::memcpy(own + head, small_.data(), small_.size());
 
+  // Code of a later part may have given back the memory of an earlier one.
+  TORCH_CHECK(out_.is_there(), "a tensor of the sample changed while it was being stored");
   out_.parts.reserve(pieces_.size() + 1);
   if (head) out_.parts.push_back({own, head});
   own += head;
   for (const Piece& piece : pieces_) {
-    if (piece.storage >= 0) {
-      // Code of a later part may have given back the memory of an earlier one.
-      const auto& storage = out_.storages[static_cast<size_t>(piece.storage)];
-      const auto first = reinterpret_cast<uintptr_t>(storage.data());
-      const auto at = reinterpret_cast<uintptr_t>(piece.data);
-      const bool there = first <= at && at + piece.size <= first + storage.nbytes();
-      TORCH_CHECK(there, "a tensor of the sample changed while it was being stored");
-    }
     if (piece.data) {
       out_.parts.push_back({const_cast<void*>(piece.data), piece.size});
       continue;
@@ -89,6 +86,16 @@ Encoded& Encoded::operator=(Encoded&& other) noexcept {
   std::swap(storages, other.storages);
   std::swap(objects, other.objects);
   return *this;
+}
+
+bool Lent::is_there() const {
+  const auto first = reinterpret_cast<uintptr_t>(storage.data());
+  const auto at = reinterpret_cast<uintptr_t>(data);
+  return first <= at && at + size <= first + storage.nbytes();
+}
+
+bool Encoded::is_there() const {
+  return std::all_of(storages.begin(), storages.end(), std::mem_fn(&Lent::is_there));
 }
 
 Encoded::~Encoded() {

@@ -36,8 +36,7 @@ class RecordWriter {
   // Whether the bytes were copied. If not, they must be kept alive.
   bool add_payload(const void* data, uint64_t size);
   void add_storage(const c10::Storage& storage) {
-    pieces_.back().storage = static_cast<int64_t>(out_.storages.size());
-    out_.storages.push_back(storage);
+    out_.storages.push_back({storage, pieces_.back().data, pieces_.back().size});
   }
   void add_length(uint64_t size, const Path& where) {
     if (size >= kRecordLimit) too_large(size);
@@ -62,7 +61,6 @@ class RecordWriter {
   struct Piece {
     const void* data;  // nullptr: the next bytes of `small_`
     uint64_t size;
-    int64_t storage = -1;  // which of `out_.storages` it lies in
   };
   c10::SmallVector<Piece, 8> pieces_;
   std::string small_;

@@ -3,10 +3,12 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "api/errors.h"
@@ -76,6 +78,7 @@ Gathering::Gathering(Caches caches, std::vector<uint32_t> which,
       which_(std::move(which)),
       threads_(std::max<size_t>(1, threads)),
       shared_(shared),
+      process_(getpid()),
       collation_(bridge::new_batch(0)) {
   auto& batch = collation_.batch();
   for (const auto& cache : caches_) batch.add_store(cache->records());
@@ -88,6 +91,7 @@ Gathering::Gathering(std::shared_ptr<RecordCache> cache, size_t rows, size_t thr
     : caches_{std::move(cache)},
       threads_(std::max<size_t>(1, threads)),
       shared_(shared),
+      process_(getpid()),
       keeps_strides_(true),
       possible_(rows > 0),
       collation_(bridge::new_batch(rows)) {}
@@ -157,10 +161,17 @@ bool Gathering::give_absent(const Loaded& loaded) {
   return all || (batch.look_again() && agree_on_schema());
 }
 
+bool Gathering::is_there() const {
+  return std::all_of(encoded_.begin(), encoded_.end(), std::mem_fn(&codec::Encoded::is_there)) &&
+         std::all_of(memory_.begin(), memory_.end(), std::mem_fn(&codec::Lent::is_there));
+}
+
 PyObject* Gathering::finish(const Loaded& loaded, const std::vector<uint64_t>& counted) {
   if (!std::exchange(possible_, false)) return nullptr;
+  // In a child, memory that processes share is that of its parent's batch.
+  if (shared_ && process_ != getpid()) return nullptr;
   memory_ = loaded.memory;
-  if (!give_absent(loaded) || !begin() || !begun_) return nullptr;
+  if (!give_absent(loaded) || !is_there() || !begin() || !begun_) return nullptr;
   bool whole = false;
   {
     WithoutGil free;
@@ -214,6 +225,10 @@ PyObject* pack(PyObject* samples) {
   // Few different sizes, whose buffers are then used again: to make one costs more than to fill it.
   const at::Tensor packed =
       shared_batch(static_cast<int64_t>(std::bit_ceil(bytes)), caffe2::TypeMeta::Make<uint8_t>());
+  // Code of a later sample may have given back the memory of an earlier one.
+  if (!std::all_of(encoded.begin(), encoded.end(), std::mem_fn(&codec::Encoded::is_there))) {
+    return nullptr;
+  }
   {
     WithoutGil free(bytes >= kWorthReleasing);
     auto* to = static_cast<uint8_t*>(packed.mutable_data_ptr());

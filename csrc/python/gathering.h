@@ -4,6 +4,7 @@
 #include <Python.h>
 // Python.h stays first.
 #include <ATen/core/Tensor.h>
+#include <sys/types.h>
 
 #include <cstdint>
 #include <memory>
@@ -32,7 +33,7 @@ struct Loaded {
     size_t bytes;
   };
   std::unordered_map<int64_t, Record> records;
-  std::vector<at::Tensor> memory;
+  std::vector<codec::Lent> memory;
   std::vector<codec::Ref> schemas;  // the bytes that the views of the records lie in
 };
 
@@ -70,18 +71,21 @@ class Gathering {
   // Makes the columns, if any record is there, and begins to copy.
   bool begin();
   bool give_absent(const Loaded& loaded);
+  // Whether what was given is still where it was: samples may have code, which has run since.
+  bool is_there() const;
 
   Caches caches_;
   std::vector<uint32_t> which_;
   size_t threads_;
   bool shared_;
+  pid_t process_;
   // Whether samples in another memory format are left to torch, whose batches have it too.
   bool keeps_strides_ = false;
   bool possible_ = false, begun_ = false;
   Schema schema_;
   // What was given: kept until the batch is finished.
   std::vector<codec::Encoded> encoded_;
-  std::vector<at::Tensor> memory_;
+  std::vector<codec::Lent> memory_;
   codec::Collation collation_;  // goes first: it points to what was given
 };
 

@@ -27,6 +27,7 @@ InUse<PyGathering> use(PyObject* self) { return {gathering(self), "this batch is
 // What pack() made, as far as it is plausible.
 bool to_records(PyObject* packed, Loaded& loaded) {
   PyObject *tensor = nullptr, *schemas = nullptr, *rows = nullptr;
+  TORCH_CHECK_TYPE(PyTuple_Check(packed), "packed records are a tuple");
   if (!PyArg_ParseTuple(packed, "OO!O!", &tensor, &PyList_Type, &schemas, &PyList_Type, &rows)) {
     return false;
   }
@@ -34,11 +35,13 @@ bool to_records(PyObject* packed, Loaded& loaded) {
     PyErr_SetString(PyExc_TypeError, "packed records are a tensor");
     return false;
   }
-  const at::Tensor& memory = loaded.memory.emplace_back(THPVariable_Unpack(tensor));
-  if (!memory.is_contiguous() || !memory.device().is_cpu()) {
-    PyErr_SetString(PyExc_ValueError, "packed records are contiguous, in memory");
-    return false;
-  }
+  const at::Tensor& memory = THPVariable_Unpack(tensor);
+  TORCH_CHECK_VALUE(memory.is_contiguous() && memory.device().is_cpu() && memory.has_storage(),
+                    "packed records are contiguous, in memory");
+  const uint64_t size = memory.nbytes();
+  const auto* data = static_cast<const uint8_t*>(memory.unsafeGetTensorImpl()->data());
+  loaded.memory.push_back({memory.storage(), data, size});
+  TORCH_CHECK_VALUE(loaded.memory.back().is_there(), "packed records do not fit their memory");
   std::vector<std::string_view> texts;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(schemas); ++i) {
     const auto& schema = loaded.schemas.emplace_back(codec::Ref::to(PyList_GET_ITEM(schemas, i)));
@@ -47,15 +50,14 @@ bool to_records(PyObject* packed, Loaded& loaded) {
     if (PyBytes_AsStringAndSize(schema.get(), &data, &size) != 0) return false;
     texts.emplace_back(data, static_cast<size_t>(size));
   }
-  const auto* data = static_cast<const uint8_t*>(memory.const_data_ptr());
-  const uint64_t size = memory.nbytes();
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); ++i) {
     long long row = 0;
     Py_ssize_t schema = 0;
     unsigned long long at = 0, bytes = 0;
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(rows, i), "LnKK", &row, &schema, &at, &bytes)) {
-      return false;
-    }
+    // Held: numbers may have code, which may change the list.
+    const auto item = codec::Ref::to(PyList_GET_ITEM(rows, i));
+    TORCH_CHECK_TYPE(PyTuple_Check(item.get()), "a packed record is a tuple");
+    if (!PyArg_ParseTuple(item.get(), "LnKK", &row, &schema, &at, &bytes)) return false;
     if (at > size || bytes > size - at || schema < 0 ||
         static_cast<size_t>(schema) >= texts.size()) {
       PyErr_SetString(PyExc_ValueError, "packed records do not fit their memory");
@@ -104,16 +106,17 @@ PyObject* finish(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   for (const int64_t of : counts)
     counted.push_back(static_cast<uint64_t>(std::max<int64_t>(0, of)));
   if (nargs > 1 && PyDict_Check(args[1])) loaded.samples = args[1];
-  if (nargs > 2 && args[2] != Py_None) {
-    if (!PyList_Check(args[2])) {
-      PyErr_SetString(PyExc_TypeError, "packed records come in a list");
-      return nullptr;
-    }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[2]); ++i) {
-      if (!to_records(PyList_GET_ITEM(args[2], i), loaded)) return nullptr;
-    }
+  PyObject* packed = nargs > 2 && args[2] != Py_None ? args[2] : nullptr;
+  if (packed && !PyList_Check(packed)) {
+    PyErr_SetString(PyExc_TypeError, "packed records come in a list");
+    return nullptr;
   }
-  return guarded([&] {
+  return guarded([&]() -> PyObject* {
+    std::vector<codec::Ref> held;
+    for (Py_ssize_t i = 0; packed && i < PyList_GET_SIZE(packed); ++i) {
+      held.push_back(codec::Ref::to(PyList_GET_ITEM(packed, i)));
+      if (!to_records(held.back().get(), loaded)) return nullptr;
+    }
     const auto mine = use(self);
     return or_miss(mine->batch->finish(loaded, counted));
   });

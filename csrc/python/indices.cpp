@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "codec/objects.h"
 #include "python/support.h"
 
 namespace stocache::python {
@@ -25,9 +26,13 @@ bool are_numbers(PyObject* object, std::vector<int64_t>& indices) {
   if (!THPVariable_CheckExact(object)) return false;
   const at::Tensor& tensor = THPVariable_Unpack(object);
   if (tensor.scalar_type() != at::kLong || tensor.dim() != 1 || !tensor.is_cpu() ||
-      !tensor.is_contiguous()) {
+      !tensor.is_contiguous() || tensor.is_neg() || tensor._is_zerotensor() ||
+      !tensor.has_storage()) {
     return false;
   }
+  // Its memory may have been given back.
+  const auto last = static_cast<size_t>(tensor.storage_offset() + tensor.numel());
+  if (tensor.storage().nbytes() < last * sizeof(int64_t)) return false;
   const auto* numbers = tensor.const_data_ptr<int64_t>();
   indices.assign(numbers, numbers + tensor.numel());
   return true;
@@ -36,16 +41,17 @@ bool are_numbers(PyObject* object, std::vector<int64_t>& indices) {
 }  // namespace
 
 bool to_indices(PyObject* object, std::vector<int64_t>& indices) {
-  if (are_plain(object, indices) || are_numbers(object, indices)) return true;
-  PyObject* items = PySequence_Tuple(object);
-  if (!items) return false;
-  indices.resize(static_cast<size_t>(PyTuple_GET_SIZE(items)));
-  bool good = true;
-  for (size_t i = 0; good && i < indices.size(); ++i) {
-    good = to_index(PyTuple_GET_ITEM(items, static_cast<Py_ssize_t>(i)), indices[i]);
-  }
-  Py_DECREF(items);
-  return good;
+  PyObject* done = guarded([&]() -> PyObject* {
+    if (are_plain(object, indices) || are_numbers(object, indices)) return Py_None;
+    const auto items = codec::checked(PySequence_Tuple(object));
+    indices.resize(static_cast<size_t>(PyTuple_GET_SIZE(items.get())));
+    for (size_t i = 0; i < indices.size(); ++i) {
+      PyObject* item = PyTuple_GET_ITEM(items.get(), static_cast<Py_ssize_t>(i));
+      if (!to_index(item, indices[i])) return nullptr;
+    }
+    return Py_None;
+  });
+  return done != nullptr;
 }
 
 }  // namespace stocache::python

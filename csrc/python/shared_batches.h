@@ -1,5 +1,5 @@
 // Batches in memory that another process can map: how a DataLoader worker hands over a batch
-// without a copy. See rust/core/src/ring.rs for who may write to it when.
+// without a copy. See rust/core/src/batches/buffers/ for who may write to it when.
 #pragma once
 
 #include <Python.h>

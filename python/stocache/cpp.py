@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from stocache import _load
 
-_HERE = Path(__file__).parent
+_PREFIX = _load.prefix()
 
-cmake_prefix_path = str(_HERE / "share" / "cmake")
+cmake_prefix_path = str(_PREFIX / "share" / "cmake")
 """For CMake's ``-DCMAKE_PREFIX_PATH=``, so that ``find_package(stocache)`` finds it."""
 
 
 def include_path() -> str:
     """The folder of ``stocache/stocache.h``, for other build systems."""
-    return str(_HERE / "include")
+    return str(_PREFIX / "include")

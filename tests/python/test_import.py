@@ -5,9 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import stocache
+import torch
 
 PACKAGE = Path(stocache.__file__).parent
+VERSION = torch.__version__.split("+")[0]
+MINOR = ".".join(VERSION.split(".")[:2])
+NATIVE = f"torch{MINOR}"
 
 
 def the_error(run_script, source: str, **options) -> str:
@@ -17,30 +22,68 @@ def the_error(run_script, source: str, **options) -> str:
     return answer.stderr.strip().splitlines()[-1]
 
 
-def test_another_torch_is_named_together_with_the_one_needed(run_script):
-    message = the_error(
-        run_script, 'import torch; torch.__version__ = "2.12.1+cpu"; import stocache'
-    )
-    assert message.startswith("ImportError: this stocache was built for torch 2.13.0")
-    assert "torch 2.12.1 is installed" in message and "pip install torch==2.13.0" in message
-
-
-def test_the_torch_it_was_built_for_may_carry_a_local_version(run_script):
-    run_script('import torch; torch.__version__ = "2.13.0+cpu"; import stocache')
-
-
-def test_a_source_folder_says_that_it_is_not_an_installed_package(run_script, tmp_path):
+@pytest.fixture
+def copied(tmp_path) -> Path:
+    """The package, built for this torch alone."""
     copy = tmp_path / "elsewhere" / "stocache"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("_built_for*", "*.so"))
-    message = the_error(run_script, "import stocache", env={"PYTHONPATH": str(copy.parent)})
+    shutil.copytree(PACKAGE, copy)
+    for other in set(copy.glob("torch*.*")) - {copy / NATIVE}:
+        shutil.rmtree(other)
+    return copy
+
+
+@pytest.mark.parametrize("other", ["2.8.0+cpu", "2.99.1", "2.99.0.dev20261101+cu130", "3.0.0"])
+def test_another_torch_is_named_together_with_the_one_needed(run_script, copied, other):
+    message = the_error(
+        run_script,
+        f'import torch; torch.__version__ = "{other}"; import stocache',
+        env={"PYTHONPATH": str(copied.parent)},
+    )
+    assert message == (
+        f"ImportError: this stocache was built for torch {MINOR} but torch {other.split('+')[0]} "
+        f'is installed; run pip install "torch=={MINOR}.*", or build stocache for torch '
+        + ".".join(other.split(".")[:2])
+    )
+
+
+def test_all_that_it_was_built_for_are_named(run_script, copied):
+    for other in ("2.7", "2.10"):
+        shutil.copytree(copied / NATIVE, copied / f"torch{other}")
+    message = the_error(
+        run_script,
+        'import torch; torch.__version__ = "2.1.0"; import stocache',
+        env={"PYTHONPATH": str(copied.parent)},
+    )
+    names = sorted({"2.7", "2.10", MINOR}, key=lambda name: int(name.split(".")[1]))
+    assert f"built for torch {', '.join(names[:-1])} and {names[-1]} but torch 2.1.0" in message
+    assert f'pip install "torch=={names[-1]}.*"' in message
+
+
+@pytest.mark.parametrize("version", [f"{VERSION}+cpu", f"{MINOR}.99", f"{MINOR}.0.dev20261101"])
+def test_any_torch_of_the_minor_version_that_it_was_built_for_will_do(run_script, version):
+    run_script(f'import torch; torch.__version__ = "{version}"; import stocache')
+
+
+def test_a_torch_that_is_not_there_is_asked_for(run_script):
+    message = the_error(run_script, 'import sys; sys.modules["torch"] = None; import stocache')
+    assert message == "ImportError: stocache needs torch 2.9 or newer: run pip install torch"
+
+
+def test_trouble_inside_torch_is_torchs(run_script, tmp_path):
+    (tmp_path / "torch.py").write_text("import a_module_that_torch_needs\n")
+    message = the_error(run_script, "import stocache", env={"PYTHONPATH": str(tmp_path)})
+    assert message == "ModuleNotFoundError: No module named 'a_module_that_torch_needs'"
+
+
+def test_a_source_folder_says_that_it_is_not_an_installed_package(run_script, copied):
+    shutil.rmtree(copied / NATIVE)
+    message = the_error(run_script, "import stocache", env={"PYTHONPATH": str(copied.parent)})
     assert "not an installed package" in message and "pip install" in message
 
 
-def test_a_damaged_library_is_named(run_script, tmp_path):
-    copy = tmp_path / "elsewhere" / "stocache"
-    shutil.copytree(PACKAGE, copy)
-    (copy / "lib" / "libstocache.so").write_bytes(b"not a library")
-    message = the_error(run_script, "import stocache", env={"PYTHONPATH": str(copy.parent)})
+def test_a_damaged_library_is_named(run_script, copied):
+    (copied / NATIVE / "lib" / "libstocache.so").write_bytes(b"not a library")
+    message = the_error(run_script, "import stocache", env={"PYTHONPATH": str(copied.parent)})
     assert "do not load" in message and "reinstall" in message
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import gc
 import multiprocessing
 import os
@@ -281,8 +282,8 @@ def test_control_an_answer_for_another_batch_would_be_seen(cached, log, monkeypa
     dataset = cached(Counted(log, LENGTH, words=64), INDEX + 4000, fingerprint="x")
     rest_of_batch = Samples.rest_of_batch
 
-    def of_others(self, indices, rows):
-        return rest_of_batch(self, [min(idx ^ 1, 60) for idx in indices], rows)
+    def of_others(self, indices, *more):
+        return rest_of_batch(self, [min(idx ^ 1, 60) for idx in indices], *more)
 
     monkeypatch.setattr(Samples, "rest_of_batch", of_others)
     with pytest.raises(AssertionError):
@@ -665,6 +666,89 @@ def test_samples_of_another_kind_keep_only_their_own_batches_from_being_gathered
     assert len(whole) == {25: 16, 2: 80}[every], (
         "80 batches, of which 16 have such a sample, or all"
     )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("together", [False, True])
+def test_lists_of_different_lengths_are_an_error_wherever_they_are(cached, together, workers):
+    """Two numbers and one are as many columns as one and two."""
+    samples = [([1, 2], [3]), ([10], [20, 30])]
+    dataset = cached(Fixed(samples), fingerprint="x")
+    [dataset[idx] for idx in range(1 + together)]
+    expected = error_of(DataLoader(samples, 2, num_workers=workers))
+    assert expected[0] is RuntimeError
+    assert error_of(stocache.DataLoader(dataset, 2, num_workers=workers)) == expected
+
+
+class Gives:
+    """Code of a sample's class that gives back the memory of another sample."""
+
+    of: torch.Tensor
+
+    def __get__(self, instance, owner):
+        Gives.of.untyped_storage().resize_(0)
+        return ("x",)
+
+
+def test_memory_that_a_sample_gives_back_is_not_read(cached):
+    kind = collections.namedtuple("Kind", "x")
+    dataset = cached([1, 2])
+    records = dataset._stocache.records
+    for way in ("stack", "pack", "finish"):
+        Gives.of = torch.ones(1 << 20)
+        bad = type("Bad", (kind,), {"_fields": Gives(), "__module__": __name__})
+        samples = [(Gives.of, 1), (bad(torch.ones(3)), 2)]
+        with contextlib.suppress(Exception):  # anything but a crash
+            if way == "stack":
+                records.stack(samples, 1, False)
+            elif way == "pack":
+                _C.pack(dict(enumerate(samples)))
+            else:
+                records.gather([0, 1], 1, False).finish(0, dict(enumerate(samples)))
+
+
+def test_tensors_whose_memory_was_given_back_are_errors(cached):
+    dataset = cached([torch.ones(2), torch.ones(2)])
+    records = dataset._stocache.records
+    empty, short = torch.tensor([0, 1, 0]), torch.arange(1 << 20)
+    empty.untyped_storage().resize_(0)
+    short.untyped_storage().resize_(8)
+    for indices in (empty, short, torch._efficientzerotensor(3, dtype=torch.int64)):
+        for call, more in (
+            (records.gather, (1, False)),
+            (records.missing, ()),
+            (records.acquire, (0.1,)),
+            (functools.partial(_C.gather_from, [records], indices), (1, False)),
+        ):
+            with contextlib.suppress(Exception):  # anything but a crash
+                call(indices, *more)
+    tensor, schemas, rows = _C.pack({1: torch.ones(1000)})
+    tensor = tensor.clone()
+    tensor.untyped_storage().resize_(16)
+    with pytest.raises(ValueError, match="do not fit their memory"):
+        records.gather([0, 1], 1, False).finish(0, None, [(tensor, schemas, rows)])
+
+
+class Clears:
+    """A number whose code empties the list that it is in."""
+
+    def __init__(self, *lists):
+        self.lists = lists
+
+    def __index__(self):
+        for each in self.lists:
+            each.clear()
+        return 1
+
+
+def test_lists_that_are_emptied_while_they_are_read_do_no_harm(cached):
+    dataset = cached([torch.ones(2), torch.ones(2)])
+    tensor, schemas, ((row, schema, _, size),) = _C.pack({1: torch.ones(2)})
+    rows: list = []
+    packed = [(tensor, schemas, rows)]
+    rows.append((row, schema, Clears(rows, packed), size))
+    with contextlib.suppress(Exception):
+        dataset._stocache.records.gather([0, 1], 1, False).finish(0, None, packed)
 
 
 class Named(stocache.DataLoader):

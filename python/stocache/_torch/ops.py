@@ -149,5 +149,5 @@ with warnings.catch_warnings():
 
     for _name, _fake in _FAKES.items():
         torch.library.register_fake(f"stocache::{_name}", _traced(_fake))
-        # Not public yet, and the one way there is; stocache is built for exactly one torch.
+        # Not public yet, and the one way there is.
         torch.library._register_effectful_op(f"stocache::{_name}", EffectType.ORDERED)

@@ -98,17 +98,17 @@ impl Batch {
     /// if one is in no dataset, or if the records that were found in one store are not of one schema.
     /// Without numbers all are of the first store.
     pub fn find(stores: Vec<Arc<RecordStore>>, which: &[u32], indices: &[i64]) -> Option<Self> {
-        let mut made = Self::new(indices.len());
+        let mut made = Self::new(0);
         made.schemas = vec![None; stores.len()];
         made.stores = stores.into();
         if !which.is_empty() && which.len() != indices.len() {
             return None;
         }
+        made.rows.try_reserve_exact(indices.len()).ok()?; // as long as the caller says
         for (row, &index) in indices.iter().enumerate() {
             let store = which.get(row).copied().unwrap_or(0);
-            let place = &mut made.rows[row];
-            place.store = store;
-            place.index = made.stores.get(store as usize)?.index(index)?;
+            let index = made.stores.get(store as usize)?.index(index)?;
+            made.rows.push(Place { store, index, state: State::Absent, copied: None });
         }
         made.look_again().then_some(made)
     }
@@ -292,7 +292,7 @@ impl Batch {
             .collect();
         // SAFETY: in the mapping of a store that we hold, or by the promise of `give`.
         let columns = unsafe { Columns::plan(schema, &records, &pieces) }?;
-        Some(Rows::new(columns, records, places, self.rows.len()))
+        Rows::new(columns, records, places, self.rows.len())
     }
 
     fn note(&mut self, rows: Rows) -> Arc<Rows> {
@@ -308,8 +308,10 @@ impl Batch {
     fn copy_more(&mut self) -> bool {
         let Some(rows) = self.plan() else { return false };
         let columns = &rows.columns.columns;
+        // Equal columns are not enough: two lists of two and one numbers have those of one and two.
         let alike = columns.len() == self.columns.len()
-            && columns.iter().zip(&self.columns).all(|(new, old)| new.is_like(old));
+            && columns.iter().zip(&self.columns).all(|(new, old)| new.is_like(old))
+            && self.copied.first().is_some_and(|old| old.columns.has_shapes(&rows.columns.words));
         if alike {
             let rows = self.note(rows);
             // SAFETY: by the promises of `begin` and `give`: the columns are as long as those of before.

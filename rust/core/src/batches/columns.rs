@@ -197,8 +197,8 @@ impl Columns {
         self.payloads[row * self.schema.leaves.len() + leaf as usize].data
     }
 
-    /// Whether these words say the shapes of the first record.
-    fn has_shapes(&self, words: &[u32]) -> bool {
+    /// Whether these words, of a record of the same schema, say the shapes of the first record.
+    pub(super) fn has_shapes(&self, words: &[u32]) -> bool {
         self.schema.leaves.iter().filter(|leaf| leaf.fixed).all(|leaf| {
             let of_leaf = leaf.word as usize..(leaf.word + leaf.dims) as usize;
             words[of_leaf.clone()] == self.words[of_leaf]

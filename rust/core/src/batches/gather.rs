@@ -67,9 +67,17 @@ struct Outcome {
 }
 
 impl Rows {
-    pub(super) fn new(columns: Columns, records: Vec<Row>, places: Vec<u32>, all: usize) -> Self {
-        let texts = (0..columns.text_bytes).map(|_| UnsafeCell::new(0)).collect();
-        Self { columns, records, places, all, texts }
+    /// `None` if there is no memory for their strings.
+    pub(super) fn new(
+        columns: Columns,
+        records: Vec<Row>,
+        places: Vec<u32>,
+        all: usize,
+    ) -> Option<Self> {
+        let mut texts = Vec::new();
+        texts.try_reserve_exact(columns.text_bytes).ok()?;
+        texts.resize_with(columns.text_bytes, || UnsafeCell::new(0));
+        Some(Self { columns, records, places, all, texts: texts.into() })
     }
 
     /// Begins to copy all rows, on up to that many threads, the caller's included, and looks afterwards

@@ -292,6 +292,32 @@ fn a_batch_that_is_dropped_while_it_is_copied_leaves_its_memory_alone() {
     assert_eq!(Arc::strong_count(&store), 1);
 }
 
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn lists_of_different_lengths_are_no_batch_whenever_they_come() {
+    let of = |first: usize, second: usize| {
+        Value::Tuple(vec![Value::Ints(vec![1; first]), Value::Ints(vec![2; second])])
+    };
+    let (schema, unlike) = Writer::encode(&of(1, 2));
+    let schema = Arc::new(Schema::parse(&schema).unwrap());
+    for (record, expected) in [
+        (unlike, Gathered::Unlike), // as many columns, all alike
+        (Writer::encode(&of(2, 1)).1, Gathered::Whole),
+    ] {
+        let store = store(false);
+        put(&store, 0, 0, &of(2, 1));
+        let mut batch = find(&store, &[0, 1]).unwrap();
+        assert!(batch.lay_out(Arc::clone(&schema)));
+        let mut memory = memory_for(&batch);
+        // SAFETY: memory and a record of our own.
+        unsafe {
+            batch.begin(&addresses(&mut memory), 1).unwrap();
+            assert!(batch.give(1, cut(&record, &[])));
+        }
+        assert_eq!(batch.finish(), expected);
+    }
+}
+
 /// A record cut at these places.
 fn cut(record: &[u8], at: &[usize]) -> Pieces {
     let ends = at.iter().copied().chain([record.len()]);

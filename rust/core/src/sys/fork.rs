@@ -192,6 +192,8 @@ static ANCHORS: ForkLock<Anchors> =
 /// Other fork-safe tables take their lock around a fork too, after `ANCHORS`.
 static OPEN: ForkLock<Vec<OpenCache>> = ForkLock::new(Vec::new());
 static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// How often the processes before this one forked on the way to it.
+static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// One entry of the table of open caches.
 pub(crate) struct OpenCache {
@@ -245,6 +247,23 @@ pub(crate) fn process() -> u32 {
             pid
         }
         pid => pid,
+    }
+}
+
+/// This process, told apart from those that it was forked by: a child may have its parent's pid, in
+/// another namespace or when that number is used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Me {
+    pid: u32,
+    forks: u32,
+}
+
+impl Me {
+    #[inline]
+    pub(crate) fn now() -> Self {
+        register();
+        // Relaxed: changed where there is but one thread.
+        Self { pid: std::process::id(), forks: FORKS.load(Ordering::Relaxed) }
     }
 }
 
@@ -349,6 +368,7 @@ extern "C" fn child() {
     }
     // SAFETY: getpid cannot fail and is async-signal-safe.
     PROCESS.store(unsafe { libc::getpid() } as u32, Ordering::Relaxed);
+    FORKS.fetch_add(1, Ordering::Relaxed);
     for anchor in &anchors.open {
         match anchor.spare.swap(-1, Ordering::Relaxed) {
             -1 => anchor.inherited.store(true, Ordering::Relaxed),
@@ -418,6 +438,23 @@ fn proc_self_fd(fd: RawFd) -> [u8; 32] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_child_is_somebody_else_even_if_it_has_its_parents_number() {
+        let parent = Me::now();
+        // SAFETY: the child ends without a return to the test.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let child = Me { pid: parent.pid, ..Me::now() };
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(child == parent)) };
+        }
+        let mut status = -1;
+        // SAFETY: our child, and a status of our own.
+        assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+        assert_eq!(status, 0);
+        assert_eq!(Me::now(), parent);
+    }
 
     #[test]
     fn path_of_a_descriptor_is_nul_terminated() {

@@ -5,9 +5,9 @@
 //! | [`limits`] | what the mount, the cgroup and the machine really leave |
 //! | `private_file` | files that can only be ours: opened, written, removed |
 //! | `proc` | what /proc says about processes |
+//! | `thread_pool` | threads that wait for work |
 //! | `fork` | what happens to open segments when the process forks or exits |
 //! | `ofd` | locks on bytes of a file, which end with their holder |
-//! | `thread_pool` | threads that wait for work |
 //! | [`huge_pages`] | whether shared memory gets huge pages |
 //! | [`mapping`] | the mapped bytes and typed access to them |
 //! | [`interrupt`] | whether the caller wants to be let go |

@@ -149,6 +149,7 @@ pub(crate) use real::{Done, Posted, post};
 #[cfg(not(loom))]
 mod real {
     use super::{Job, Ordering, Queue, Work};
+    use crate::sys::fork::Me;
     use std::sync::Mutex;
     use std::sync::atomic::AtomicPtr;
     use std::thread::Thread;
@@ -163,7 +164,7 @@ mod real {
 
     /// The threads of this process. Never dropped: helpers wait until the process ends.
     struct ThreadPool {
-        owner: u32,
+        owner: Me,
         queue: Queue,
         helpers: Mutex<Vec<Thread>>,
     }
@@ -212,7 +213,7 @@ mod real {
         }
 
         fn is_inherited(&self) -> bool {
-            self.pool.owner != std::process::id()
+            self.pool.owner != Me::now()
         }
     }
 
@@ -228,7 +229,7 @@ mod real {
 
     fn pool() -> &'static ThreadPool {
         static CURRENT: AtomicPtr<ThreadPool> = AtomicPtr::new(std::ptr::null_mut());
-        let me = std::process::id();
+        let me = Me::now();
         loop {
             // Acquire: as below.
             let current = CURRENT.load(Ordering::Acquire);
@@ -443,6 +444,7 @@ mod models {
                     queue.help();
                 })
             };
+            let mut kept = Vec::new();
             for _ in 0..2 {
                 let parts = Parts::new();
                 let job = Box::new(Job::new(2, Parts::work(&parts)));
@@ -458,7 +460,10 @@ mod models {
                         drop(job);
                     }
                     // The control: nobody waits. The job stays, for the helper is at it.
-                    None => queue.remove(Box::leak(job)),
+                    None => {
+                        queue.remove(&raw const *job);
+                        kept.push(job);
+                    }
                 }
                 let counts = parts.counts();
                 assert!(counts.iter().all(|&count| count == 1 || !does_it_all && count == 0));
@@ -478,7 +483,7 @@ mod models {
     }
 
     #[test]
-    #[should_panic]
+    #[should_panic(expected = "Causality violation")]
     fn not_waiting_for_helpers_is_caught() {
         jobs_with_a_helper(None, true);
     }

@@ -19,6 +19,7 @@ use super::levels::{Fetched, Levels};
 use crate::error::Result;
 use crate::fault::{Fault, active as broken};
 use crate::records::{Claim, Put};
+use crate::sys::fork::Me;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ pub struct Acquiring {
     /// Where each is among them.
     positions: HashMap<usize, usize>,
     /// Who claims: a forked child has nothing of its parent's.
-    process: u32,
+    process: Me,
     patience: Duration,
 }
 
@@ -100,7 +101,7 @@ impl Levels {
                 wanted.len() - 1
             });
         }
-        let process = std::process::id();
+        let process = Me::now();
         Acquiring { levels: Arc::clone(self), wanted, positions, process, patience }
     }
 }
@@ -181,7 +182,7 @@ impl Acquiring {
 
     /// What becomes of a sample if it is filled; None unless the caller is to load it.
     pub fn outlook(&self, index: usize) -> Option<Outlook> {
-        if self.process != std::process::id() {
+        if self.process != Me::now() {
             return None;
         }
         let State::Loading(store) = self.wanted[*self.positions.get(&index)?].1 else {
@@ -205,7 +206,7 @@ impl Acquiring {
 
     /// Gives back what was to be loaded and was not filled.
     pub fn give_back(&mut self) {
-        let ours = self.process == std::process::id();
+        let ours = self.process == Me::now();
         for (index, state) in &mut self.wanted {
             if let State::Loading(store) | State::Ours(store) = *state {
                 if store == Store::Caller && ours && !broken(Fault::KeepClaims) {
@@ -218,10 +219,10 @@ impl Acquiring {
 
     /// In a child, its parent's claims are its parent's.
     fn check_process(&mut self) {
-        if self.process == std::process::id() {
+        if self.process == Me::now() {
             return;
         }
-        self.process = std::process::id();
+        self.process = Me::now();
         for (_, state) in &mut self.wanted {
             if matches!(state, State::Ours(_) | State::Loading(_)) {
                 *state = State::New;

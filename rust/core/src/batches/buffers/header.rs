@@ -39,7 +39,7 @@ impl<'a> Header<'a> {
         self.tickets().iter().any(|ticket| ticket.load(Ordering::SeqCst) != 0)
     }
 
-    /// Enters a ticket and returns its serial number; `None` if too many are in ticket.
+    /// Enters a ticket and returns its serial number; `None` if there are too many.
     pub(super) fn enter_ticket(self) -> Option<u64> {
         // Relaxed: only makes the number another one than before.
         let serial = self.sends().fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1);
