@@ -47,7 +47,7 @@ test-long: lint ## The same with the full counts of kills and reads, and in an e
 	STOCACHE_LONG=1 $(MAKE) test-rust; \
 	$(MAKE) test-python PYTEST_ARGS="--long --durations=25"; \
 	$(MAKE) test-wheel; \
-	echo; echo "All checks passed at these counts:"; sort "$$STOCACHE_COUNTS"
+	echo; echo "All checks passed at these counts:"; sort -u "$$STOCACHE_COUNTS"
 
 test-rust: ## Core tests: units, models, tortures and their controls
 	$(CARGO_TEST)
