@@ -199,7 +199,7 @@ def test_control_an_error_that_is_raised_where_batches_are_gathered_is_lost(cach
         try:
             batch = prepare(self)
             if isinstance(batch, gatherer._Raised):
-                raise batch.error
+                raise batch.take()
             return batch
         except (TypeError, IndexError):
             return _C.MISS
