@@ -61,8 +61,8 @@ test-python: build ## Python tests, against the installed package
 	  --rootdir "$(ROOT)" "$(ROOT)/tests/python" $(PYTEST_ARGS)
 
 test-wheel: wheel ## Python tests against the wheel in empty venvs, with the oldest and the newest torch
-	tools/test-torch $(firstword $(TORCHES)) dist/stocache-*.whl
-	tools/test-torch $(lastword $(TORCHES)) dist/stocache-*.whl
+	for version in $(sort $(firstword $(TORCHES)) $(lastword $(TORCHES))); do \
+	  tools/test-torch $$version dist/stocache-*.whl; done
 
 test-torch: ## Build for another torch and run the Python tests with it: TORCH=2.9.1
 	PYTEST_ARGS="$(PYTEST_ARGS)" tools/test-torch $(TORCH)

@@ -250,11 +250,12 @@ def test_a_child_that_is_forked_in_mid_epoch_goes_on_with_it(run_script):
 def test_a_thread_may_train_after_the_main_thread_ended(run_script):
     said = run_script(
         """
-        import threading, time, torch, stocache
+        import concurrent.futures.thread, threading, time, torch, stocache
 
         def train():
             threading.main_thread().join()
-            time.sleep(0.2)
+            while not concurrent.futures.thread._shutdown:  # from then on it starts no thread
+                time.sleep(0.001)
             batches = stocache.DataLoader(dataset, 8, batch_transform=lambda x, generator: x + 1)
             print(len(list(batches)))
 
@@ -429,6 +430,16 @@ def test_a_sampler_without_a_state_ends_no_epoch(complete, sampler, workers):
         assert sorted(itertools.chain.from_iterable(firsts(loader))) == list(
             map(float, range(LENGTH))
         )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_that_a_sampler_has_no_state_is_told_to_who_asks_for_it(complete, workers):
+    loader = stocache.DataLoader(complete(), 8, sampler=Abstract(), num_workers=workers)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(NotImplementedError):
+        loader.state_dict()
+    assert len(list(batches)) == LENGTH // 8 - 1
 
 
 class Left(Sampler):

@@ -2,7 +2,7 @@
 """The private names of torch's DataLoader, and the two iterators that are built on them.
 
 stocache is built for one minor torch, so these names are known to be there. They are used in this
-file only (and in ops.py and ipc.py, for graphs and for messages between processes).
+file only (and in ops.py, ipc.py and modes.py: graphs, messages between processes, modes).
 
 An iterator of `stocache.DataLoader` is torch's own, which may make its batches in this process if
 the loader says so at the beginning of an epoch. It asks its sampler for indices, and draws random

@@ -179,8 +179,8 @@ class Epoch:
                 try:
                     # It may change the parts of its state as it gives the next batch.
                     self._before[self._given] = copy.deepcopy(self._stateful.state_dict())
-                except Exception:  # it is an error of who asks the loader for its state
-                    self._stateful = None
+                except Exception as error:  # of who asks the loader for its state, if somebody does
+                    self._before[self._given] = error.with_traceback(None)
         try:
             return next(self._iterator)
         except StopIteration:
@@ -250,6 +250,8 @@ class Epoch:
         }
         if self._stateful is not None:
             before = self._before.get(first)
+            if isinstance(before, Exception):
+                raise before
             now = self._stateful.state_dict() if before is None else before
             state["sampler"] = copy.deepcopy(now)
         elif not self._samplers.are_torchs():
