@@ -6,23 +6,24 @@ SHELL := /bin/bash
 VENV   := .venv
 PY     := $(VENV)/bin/python
 FFCV   := .venv-ffcv
+ECOSYSTEM := .venv-ecosystem
 ROOT   := $(CURDIR)
 SOURCES := $(shell find rust csrc python -type f -not -name '*.pyc' 2>/dev/null) \
            Cargo.toml Cargo.lock setup.py pyproject.toml
 CPP    := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/include/stocache/*.h benches/cpp/*.cpp tests/cpp/*.cpp examples/*/*.cpp)
-PYTHON := python benches/python examples tests/python setup.py
+PYTHON := python benches/python examples tests/python tests/ecosystem setup.py
 # nextest where present; plain cargo test runs the same tests.
-CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest run,cargo test) --no-fail-fast
+CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest run,cargo test)
 PYTEST_ARGS ?=
-# The versions of torch that a wheel is built for.
-TORCHES := 2.13.0
+# The versions of torch that a wheel is built for: the last of each minor.
+TORCHES := 2.13.0 2.15.0
 TORCH ?= $(lastword $(TORCHES))
-# So many processes run the Python tests, each with a /dev/shm of its own. Most tests wait.
-PYTEST_JOBS ?= 2
+# So many processes run the Python tests, each with a /dev/shm of its own. Some tests only wait.
+PYTEST_JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 PYTEST := -m pytest -q -n $(PYTEST_JOBS) --dist worksteal -p no:cacheprovider
 
-.PHONY: help demo demo-cpp test test-long test-rust test-python test-wheel test-torch test-torch-all \
-        lint bench bench-peers bench-ffcv bench-core build wheel clean
+.PHONY: help demo demo-cpp test test-long rust-tests test-rust test-python test-ecosystem test-wheel \
+        test-torch test-torch-all test-tch lint bench bench-peers bench-ffcv bench-core build wheel clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,7 +40,11 @@ demo-cpp: build ## Build the C++ examples; train in C++ without and with the cac
 	$(VENV)/bin/cmake --build build/examples
 	build/examples/cpp_trainer/cpp_trainer
 
-test: lint test-rust test-python ## Run every check that a change must pass
+# The Rust tests are compiled while pip waits for the network; what is wrong with them test-rust says.
+test: ## Run every check that a change must pass
+	$(MAKE) rust-tests >/dev/null 2>&1 & trap 'kill $$! 2>/dev/null || true' EXIT; \
+	$(MAKE) build; wait $$! || true
+	$(MAKE) lint test-rust test-python
 	@echo; echo "All checks passed."
 
 test-long: lint ## The same with the full counts of kills and reads, and in an empty venv
@@ -49,16 +54,25 @@ test-long: lint ## The same with the full counts of kills and reads, and in an e
 	$(MAKE) test-wheel; \
 	echo; echo "All checks passed at these counts:"; sort -u "$$STOCACHE_COUNTS"
 
+rust-tests:
+	$(CARGO_TEST) --no-run --test '*'
+	$(CARGO_TEST) --no-run --features faults --lib --test controls
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --no-run --release --lib models
+
 test-rust: ## Core tests: units, models, tortures and their controls
-	$(CARGO_TEST)
-	$(CARGO_TEST) --features faults --test controls
-	$(CARGO_TEST) --features faults --lib fault::controls
+	$(CARGO_TEST) --no-fail-fast --test '*'
+	$(CARGO_TEST) --no-fail-fast --features faults --lib --test controls
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --lib models
 
 # From another folder, so that nothing but the installed package can be imported.
 test-python: build ## Python tests, against the installed package
 	cd "$$(mktemp -d)" && "$(ROOT)/$(PY)" $(PYTEST) -c "$(ROOT)/pyproject.toml" \
 	  --rootdir "$(ROOT)" "$(ROOT)/tests/python" $(PYTEST_ARGS)
+
+# The same way, with libraries that `make test` does without.
+test-ecosystem: build $(ECOSYSTEM)/.installed ## Tests with torchvision, MONAI, pandas and others
+	cd "$$(mktemp -d)" && "$(ROOT)/$(ECOSYSTEM)/bin/python" $(PYTEST) -c "$(ROOT)/pyproject.toml" \
+	  --rootdir "$(ROOT)" "$(ROOT)/tests/ecosystem" $(PYTEST_ARGS)
 
 test-wheel: wheel ## Python tests against the wheel in empty venvs, with the oldest and the newest torch
 	for version in $(sort $(firstword $(TORCHES)) $(lastword $(TORCHES))); do \
@@ -69,6 +83,12 @@ test-torch: ## Build for another torch and run the Python tests with it: TORCH=2
 
 test-torch-all: ## The same with every torch that is supported, one after the other
 	for version in $(TORCHES); do PYTEST_ARGS="$(PYTEST_ARGS)" tools/test-torch $$version; done
+
+# tch compiles a wrapper of all of libtorch, for minutes. The torch in .venv is the one that it suits.
+test-tch: $(VENV)/.deps ## Tests of the crate's feature tch, for Rust that holds tch::Tensors
+	libs=$$($(PY) -c 'import torch; print(torch.__path__[0] + "/lib")'); \
+	PATH="$(ROOT)/$(VENV)/bin:$$PATH" LIBTORCH_USE_PYTORCH=1 LD_LIBRARY_PATH="$$libs" \
+	  CARGO_TARGET_DIR=target/tch cargo test --features tch --test tensors
 
 lint: build ## Formatting, clippy, ruff, mypy, clang-format
 	cargo fmt --all --check
@@ -110,7 +130,7 @@ wheel: $(VENV)/.deps ## Build a wheel into dist/, for each torch in TORCHES
 	ls -l dist
 
 clean: ## Remove everything that was built
-	rm -rf $(VENV) $(FFCV) target build dist python/*.egg-info
+	rm -rf $(VENV) $(FFCV) $(ECOSYSTEM) target build dist python/*.egg-info
 
 $(VENV)/.deps: requirements-dev.txt requirements-build.txt requirements-test.txt
 	@command -v cargo >/dev/null || { echo "stocache needs Rust 1.90 or newer, for example by rustup"; exit 1; }
@@ -125,12 +145,15 @@ $(VENV)/.installed: $(VENV)/.deps $(SOURCES)
 	$(VENV)/bin/pip install -v --no-build-isolation --no-deps --force-reinstall . 2>&1 | tools/progress
 	touch $@
 
-# Sees the packages of .venv behind its own, so that FFCV can have other versions and .venv stays
-# as it is.
+# These see the packages of .venv behind their own, so that they can have other versions and .venv
+# stays as it is.
 $(FFCV)/.installed: requirements-ffcv.txt $(VENV)/.deps
 	@tools/ffcv-libraries
-	$(PY) -m venv --clear $(FFCV)
-	$(PY) -c 'import sysconfig; print("import site; site.addsitedir({!r})".format(sysconfig.get_path("purelib")))' \
-	  > "$$($(FFCV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
+	$(PY) tools/venv-behind $(FFCV)
 	$(FFCV)/bin/pip install --progress-bar on -r requirements-ffcv.txt
+	touch $@
+
+$(ECOSYSTEM)/.installed: requirements-ecosystem.txt $(VENV)/.deps
+	$(PY) tools/venv-behind $(ECOSYSTEM)
+	$(ECOSYSTEM)/bin/pip install --progress-bar on -r requirements-ecosystem.txt
 	touch $@

@@ -29,15 +29,16 @@ class Torch:
     folder: Path  # of the package
     major: int
     minor: int
+    is_early: bool = False  # a nightly build or a release candidate
 
     @classmethod
     def of(cls, folder: Path) -> Torch:
         """Without importing it: what it is built for need not run here."""
         said = (folder / "version.py").read_text()
-        found = re.search(r"^__version__ = '(\d+)\.(\d+)", said, re.MULTILINE)
+        found = re.search(r"^__version__ = '(\d+)\.(\d+)([^+']*)", said, re.MULTILINE)
         if not found:
             raise SystemExit(f"no version of torch is named in {folder / 'version.py'}")
-        return cls(folder, int(found[1]), int(found[2]))
+        return cls(folder, int(found[1]), int(found[2]), not re.fullmatch(r"[\d.]*", found[3]))
 
     @property
     def name(self) -> str:
@@ -63,7 +64,9 @@ def requirement() -> str:
     names = {torch.name for torch in built_for}
     between = (f"{last.major}.{minor}" for minor in range(first.minor, last.minor))
     missing = "".join(f",!={name}.*" for name in between if name not in names)
-    return f"torch>={first.name},<{last.major}.{last.minor + 1}{missing}"
+    # A release candidate comes before the release; who names one allows such.
+    least = f"{first.name}.dev0" if first.is_early else first.name
+    return f"torch>={least},<{last.major}.{last.minor + 1}{missing}"
 
 
 def run(*command: str, env: dict[str, str] | None = None) -> None:
@@ -88,7 +91,7 @@ def cargo(command: str, torch: Torch, target: Path, *more: str) -> None:
         "STOCACHE_TORCH_INCLUDE": ":".join(map(str, include)),
     }
     program = tool("cargo", "install Rust 1.90 or newer")
-    run(program, command, "--release", "--locked", "-p", "stocache-torch", *more, env=env)
+    run(program, command, "--locked", "-p", "stocache-torch", *more, env=env)
 
 
 def without_news(made: Path, kept: Path) -> Path:
@@ -142,7 +145,7 @@ class BuildNative(build_ext):
         for old in package.glob("torch*"):  # of an earlier build in the same folder
             shutil.rmtree(old)
         for torch in built_for:
-            cargo("build", torch, target_dir())
+            cargo("build", torch, target_dir(), "--release")
             self.build_cpp(torch, target_dir(), package / f"torch{torch.name}")
 
     def build_cpp(self, torch: Torch, target: Path, prefix: Path) -> None:
@@ -167,7 +170,7 @@ class BuildNative(build_ext):
 
 
 # The folders of python/stocache.
-PRIVATE = ("_dataset", "_loading", "_sharing", "_torch")
+PRIVATE = ("_dataset", "_loading", "_sharing", "_torch", "_types")
 
 setup(
     packages=["stocache", *(f"stocache.{part}" for part in PRIVATE)],

@@ -1,6 +1,7 @@
 //! The controls: with one rule broken, the same tortures must notice.
 //!
 //! A harness that cannot see a broken build proves nothing. Built with `--features faults`.
+#![cfg(feature = "faults")]
 
 use std::process::{Command, ExitStatus};
 

@@ -1,4 +1,6 @@
 #include "codec/classes.h"
+// Python.h stays first.
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 
@@ -83,22 +85,32 @@ std::optional<Kind> class_kind(PyTypeObject* type) {
   return fields && is_plain_object(type) ? std::optional(Kind::DataClass) : std::nullopt;
 }
 
-std::shared_ptr<const Known> study_class(PyTypeObject* type, Kind kind) {
-  auto* object = reinterpret_cast<PyObject*>(type);
-  auto known = std::make_shared<Known>();
-  known->kind = kind;
-  known->type = Ref::to(object);
-  Ref module = checked(PyObject_GetAttr(object, NAME("__module__")));
-  Ref name = checked(PyObject_GetAttr(object, NAME("__qualname__")));
-  TORCH_CHECK_TYPE(PyUnicode_Check(module.get()) && PyUnicode_Check(name.get()), type->tp_name,
+// Where the class is found, as the schema says it.
+void note_place(Known& known, PyObject* module, PyObject* name) {
+  TORCH_CHECK_TYPE(PyUnicode_Check(module) && PyUnicode_Check(name), known.pytype()->tp_name,
                    " does not say in which module it is");
-  std::string_view module_text = utf8(module.get());
+  std::string_view module_text = utf8(module);
   // What a spawned process calls the program that its parent calls __main__; it has both names.
   if (module_text == "__mp_main__") module_text = "__main__";
-  known->module = interned(module_text);
-  known->path = split(utf8(name.get()));
-  put_text(known->place, module_text);
-  put_text(known->place, utf8(name.get()));
+  known.module = interned(module_text);
+  known.path = split(utf8(name));
+  put_text(known.place, module_text);
+  put_text(known.place, utf8(name));
+}
+
+std::shared_ptr<Known> known_as(Kind kind, PyTypeObject* type) {
+  auto known = std::make_shared<Known>();
+  known->kind = kind;
+  known->type = Ref::to(reinterpret_cast<PyObject*>(type));
+  return known;
+}
+
+std::shared_ptr<Known> study_class(PyTypeObject* type, Kind kind) {
+  auto* object = reinterpret_cast<PyObject*>(type);
+  auto known = known_as(kind, type);
+  Ref module = checked(PyObject_GetAttr(object, NAME("__module__")));
+  Ref name = checked(PyObject_GetAttr(object, NAME("__qualname__")));
+  note_place(*known, module.get(), name.get());
   if (kind == Kind::NamedTuple) {
     Ref fields = checked(PyObject_GetAttr(object, NAME("_fields")));
     add_names(*known, fields.get());
@@ -123,44 +135,104 @@ std::shared_ptr<const Known> study_class(PyTypeObject* type, Kind kind) {
   return known;
 }
 
+// How many types were registered. With the GIL held, as everything here.
+uint64_t registrations = 0;
+
+// What Python knows of a type by its parts; `registered` is set if somebody said it of this type.
+std::shared_ptr<Known> ask_parts(PyTypeObject* type, bool& registered) {
+  Ref entry = checked(PyObject_CallOneArg(KEPT("stocache._types.registry", "entry_of"),
+                                          reinterpret_cast<PyObject*>(type)));
+  if (entry.get() == Py_None) return nullptr;
+  PyObject *module = nullptr, *name = nullptr, *to_parts = nullptr, *from_parts = nullptr;
+  int stacked = 0, over_data = 0, said = 0;
+  if (!PyArg_ParseTuple(entry.get(), "UUOOppp", &module, &name, &to_parts, &from_parts, &stacked,
+                        &over_data, &said)) {
+    throw python_error();
+  }
+  auto known = known_as(Kind::Object, type);
+  note_place(*known, module, name);
+  put_count(known->fields_bytes, 0);
+  put_count(known->fields_bytes, 0);
+  known->to_parts = Ref::to(to_parts);
+  known->from_parts = Ref::to(from_parts);
+  known->stacked = stacked;
+  known->over_data = over_data && is_subtype(type, THPVariableClass);
+  registered = said;
+  return known;
+}
+
+// What is known of types, unless somebody has registered one since.
+class Types {
+ public:
+  std::shared_ptr<const Known> find(PyTypeObject* type) const {
+    auto found = memory_.find(reinterpret_cast<PyObject*>(type));
+    return found && is_current(*found) ? found : nullptr;
+  }
+  // `before`: how many had been registered when it was asked for. Others may have been meanwhile.
+  std::shared_ptr<const Known> add(std::shared_ptr<Known> known, uint64_t before) {
+    if (!known) return nullptr;
+    known->registrations = before;
+    memory_.add(known->type.get(), known);
+    return known;
+  }
+
+ private:
+  Memory<Known> memory_;
+};
+
 }  // namespace
 
-std::shared_ptr<const Known> study(PyTypeObject* type) {
-  static auto& memory = *new Memory<Known>;
-  auto* object = reinterpret_cast<PyObject*>(type);
-  if (auto found = memory.find(object)) return found;
+void note_registration() { ++registrations; }
 
-  auto simple = [&](Kind kind) {
-    auto known = std::make_shared<Known>();
-    known->kind = kind;
-    known->type = Ref::to(object);
-    return known;
-  };
-  std::shared_ptr<const Known> made;
+bool is_current(const Known& known) { return known.registrations == registrations; }
+
+std::shared_ptr<const Known> study_parts(PyTypeObject* type) {
+  static auto& types = *new Types;
+  if (auto found = types.find(type)) return found;
+  const uint64_t before = registrations;
+  bool registered = false;
+  return types.add(ask_parts(type, registered), before);
+}
+
+std::shared_ptr<const Known> study(PyTypeObject* type) {
+  static auto& types = *new Types;
+  auto* object = reinterpret_cast<PyObject*>(type);
+  if (auto found = types.find(type)) return found;
+
+  const uint64_t before = registrations;
+  std::shared_ptr<Known> made;
   const Numpy* np = numpy_if_loaded();
   if (np && (object == np->ndarray || object == np->memmap)) {
-    made = simple(Kind::Array);
+    made = known_as(Kind::Array, type);
   } else if (np && object == np->str) {
-    made = simple(Kind::NumpyStr);
+    made = known_as(Kind::NumpyStr, type);
   } else if (np && object == np->bytes) {
-    made = simple(Kind::NumpyBytes);
+    made = known_as(Kind::NumpyBytes, type);
   } else if (np && is_subtype(type, np->generic)) {
     // Only types of numpy itself; those that add something look like the one they derive from.
     Ref dtype(PyObject_CallOneArg(np->dtype, object));
     Ref its_type = dtype ? attribute(dtype.get(), NAME("type")) : Ref();
     PyErr_Clear();
-    if (its_type.get() == object) made = simple(Kind::NumpyScalar);
-  } else if (const auto kind = class_kind(type)) {
-    made = study_class(type, *kind);
+    if (its_type.get() == object) made = known_as(Kind::NumpyScalar, type);
   } else {
     Ref images = loaded(NAME("PIL.Image"));
     Ref files = loaded(NAME("PIL.ImageFile"));
     Ref image = images ? attribute(images.get(), NAME("Image")) : Ref();
     Ref file = files ? attribute(files.get(), NAME("ImageFile")) : Ref();
-    if (object == image.get() || is_subtype(type, file.get())) made = simple(Kind::Image);
+    bool registered = false;
+    auto by_parts = ask_parts(type, registered);
+    const auto kind = registered ? std::nullopt : class_kind(type);
+    if (registered) {
+      made = std::move(by_parts);
+    } else if (kind) {
+      made = study_class(type, *kind);
+    } else if (object == image.get() || is_subtype(type, file.get())) {
+      made = known_as(Kind::Image, type);
+    } else {
+      made = std::move(by_parts);
+    }
   }
-  if (made) memory.add(object, made);
-  return made;
+  return types.add(std::move(made), before);
 }
 
 }  // namespace stocache::codec

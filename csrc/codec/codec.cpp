@@ -8,7 +8,7 @@
 #include <cstring>
 #include <unordered_map>
 
-#include "codec/objects.h"
+#include "codec/classes.h"
 #include "python/support.h"
 
 namespace stocache::codec {
@@ -121,11 +121,19 @@ PyObject* codec_collate(PyObject*, PyObject* args, PyObject* kwargs) {
       whole = translated([&] { return collation.batch().finish(); }) == bridge::Gathered::Whole;
     }
   }
-  return whole ? collation.finish() : Py_NewRef(Py_NotImplemented);
+  PyObject* made = whole ? collation.finish() : nullptr;
+  return made ? made : Py_NewRef(Py_NotImplemented);
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* registered(PyObject*, PyObject*) {
+  note_registration();
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
+    {"note_registration", registered, METH_NOARGS,
+     "note_registration()\n--\n\nTypes are asked about again."},
     {"codec_encode", as_method(codec_encode), METH_VARARGS | METH_KEYWORDS,
      "codec_encode(sample, allow_pickle=False)\n--\n\nThe schema and the record of a sample."},
     {"codec_decode", as_method(codec_decode), METH_VARARGS | METH_KEYWORDS,

@@ -17,9 +17,13 @@
 //   The schema fixes how many words and numbers there are. Where schema and words are equal, all
 //   offsets are equal. All integers are little endian.
 //
+// An object of any other type is stored by its parts, a tuple of such objects, as Python says of
+// its type (python/stocache/_types/). The schema has the name of the type; what makes an object of
+// its parts is looked up by it, and is never part of a record.
+//
 // What comes back equals what went in, types included. These are the exceptions, by choice:
 //
-// - Tensors come back contiguous, without requires_grad and without Python attributes of their own.
+// - Tensors come back contiguous and without requires_grad.
 // - Arrays come back in C order and writable; a numpy.memmap comes back as a numpy.ndarray.
 // - An image that PIL opened from a file comes back as a PIL.Image.Image. Of `info` is kept what
 //   says how the pixels are to be shown: transparency, EXIF, XMP and the colour profile. Of a file
@@ -101,10 +105,10 @@ class Schema {
   // storage of its own that spans just its bytes: torch may replace the memory of a storage when it
   // shares a tensor, under everything else that uses it.
   //
-  // c10::ValueError for a damaged record, for a class that is gone or has other fields now, and for
-  // a schema with pickles unless they are allowed; nothing is unpickled then. Modules of classes
-  // are imported if need be: a schema must come from somebody who may say what is imported. A new
-  // reference, never nullptr.
+  // c10::ValueError for a damaged record, for a class that is gone or has other fields now, for a
+  // type that is not known here or cannot be made of its parts, and for a schema with pickles
+  // unless they are allowed; nothing is unpickled then. Modules of classes are imported if need be:
+  // a schema must come from somebody who may say what is imported. A new reference, never nullptr.
   PyObject* decode(const at::Tensor& record, bool allow_pickle) const;
 
   // Whether there are records of this schema that can be collated here.
@@ -153,16 +157,20 @@ class Collation {
   bool plan(std::shared_ptr<const Schema> schema, const Allocate& allocate);
   // Begins to copy, on up to that many threads, this one included. Needs no GIL.
   void begin(size_t threads);
-  // The batch, a new reference; once, after every row was copied. Throws python_error, or
-  // c10::ValueError if strings are damaged.
+  // The batch, a new reference; once, after every row was copied. nullptr without a Python error if
+  // a class wants its samples to be collated otherwise. Throws python_error, or c10::ValueError if
+  // strings or parts are damaged.
   PyObject* finish();
 
  private:
   Ref node(bool in_sequence);
   Ref strings(bool text, bool as_tuple);
+  Ref object(const bridge::Node& node);
+  const at::Tensor& rest(size_t row);
 
   std::shared_ptr<const Schema> schema_;
   std::vector<at::Tensor> columns_;
+  std::vector<at::Tensor> rests_;  // what rows keep beside them, as far as somebody asked
   size_t next_node_ = 0, next_column_ = 0, next_text_ = 0;
   ::rust::Box<bridge::Batch> batch_;  // goes first: until then the columns may be written to
 };
@@ -172,6 +180,7 @@ class Collation {
 //   codec_decode(schema, record, allow_pickle=False) -> sample; over a record that is a tensor,
 //       over a copy of one that is bytes
 //   codec_collate(schema, records, threads=1) -> batch, or NotImplemented
+//   note_registration(): what is known of types is asked of stocache._types again
 // False with a Python error if that failed.
 bool add_codec(PyObject* module);
 

@@ -2,15 +2,37 @@
 // the copies are in Rust (rust/core/src/batches).
 #include "codec/schema.h"
 // Python.h stays first.
+#include <ATen/Functions.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "api/errors.h"
 
 namespace stocache::codec {
+namespace {
+
+// Whether default_collate stacks such objects, as far as that can be known now.
+bool is_stacked(const Schema::Impl& impl, const bridge::Node& node) {
+  try {
+    const auto known = impl.resolve(node.entry);
+    if (!known->stacked) return false;
+    Ref stacked = checked(
+        PyObject_CallOneArg(KEPT("stocache._types.stacking", "is_stacked"), known->type.get()));
+    return stacked.get() == Py_True;
+  } catch (const c10::ValueError&) {  // who decodes it will tell
+    return false;
+  }
+}
+
+// A class wants its samples to be collated otherwise.
+struct Otherwise {};
+
+}  // namespace
 
 bool is_collated_otherwise(const Schema& schema) {
   static PyObject* last = nullptr;     // default_collate_fn_map, as it was at the last look
@@ -34,9 +56,13 @@ bool is_collated_otherwise(const Schema& schema) {
     Ref old_kinds(std::exchange(changed, kinds.release()));
   }
   const auto kinds = bytes_of(changed);
-  if (kinds.empty()) return false;
-  return std::any_of(schema.impl_->nodes.begin(), schema.impl_->nodes.end(), [&](const auto& node) {
+  const auto& nodes = schema.impl_->nodes;
+  const bool has_changed = std::any_of(nodes.begin(), nodes.end(), [&](const auto& node) {
     return kinds.find(static_cast<char>(node.kind)) != std::string_view::npos;
+  });
+  if (has_changed) return true;
+  return std::any_of(nodes.begin(), nodes.end(), [&](const auto& node) {
+    return node.stacked && !is_stacked(*schema.impl_, node);
   });
 }
 
@@ -121,14 +147,54 @@ Ref Collation::node(bool in_sequence) {
       }
       return checked(PyObject_Call(known->type.get(), items.get(), nullptr));
     }
+    case Kind::Object:
+      return object(node);
     default:
       return column();
   }
 }
 
+// The first part is a column. Of the others each row has its own.
+Ref Collation::object(const bridge::Node& node) {
+  const auto& schema = *schema_->impl_;
+  Ref column = this->node(false);
+  const size_t first = std::exchange(next_node_, node.after);
+  Ref rests = Ref::to(Py_None);
+  if (node.count > 1) {
+    const auto rows = static_cast<Py_ssize_t>(batch_->rows());
+    rests = checked(PyList_New(rows));
+    for (Py_ssize_t row = 0; row < rows; ++row) {
+      Ref parts = decode_rest(schema, rest(static_cast<size_t>(row)), first, node.count - 1);
+      PyList_SET_ITEM(rests.get(), row, parts.release());
+    }
+  }
+  const auto known = schema.resolve(node.entry);
+  PyObject* arguments[] = {known->from_parts.get(), column.get(), rests.get()};
+  Ref made = checked(
+      PyObject_Vectorcall(KEPT("stocache._types.stacking", "stacked"), arguments, 3, nullptr));
+  if (made.get() == Py_NotImplemented) throw Otherwise();
+  return made;
+}
+
+const at::Tensor& Collation::rest(size_t row) {
+  if (rests_.empty()) rests_.resize(batch_->rows());
+  at::Tensor& kept = rests_[row];
+  if (!kept.defined()) {
+    const auto bytes = translated([&] { return batch_->rest(row); });
+    const c10::InferenceMode none(false);
+    kept = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+    if (!bytes.empty()) std::memcpy(kept.mutable_data_ptr(), bytes.data(), bytes.size());
+  }
+  return kept;
+}
+
 PyObject* Collation::finish() {
   TORCH_CHECK(next_node_ == 0, "a batch is finished once");
-  return node(false).release();
+  try {
+    return node(false).release();
+  } catch (const Otherwise&) {
+    return nullptr;
+  }
 }
 
 }  // namespace stocache::codec

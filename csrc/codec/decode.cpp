@@ -10,6 +10,7 @@
 
 #include <cstring>
 
+#include "codec/path.h"
 #include "tensor/over.h"
 
 namespace stocache::codec {
@@ -51,26 +52,49 @@ PyTypeObject* slice_type() {
   return reinterpret_cast<PyTypeObject*>(type);
 }
 
+// torch makes objects of a subclass itself, from 2.11 on.
+template <typename Tensor>
+concept Wrapped =
+    requires(const Tensor& tensor, PyTypeObject* type) { THPVariable_Wrap(tensor, type); };
+
+template <typename Tensor>
+Ref wrapped_as(const Tensor& tensor, PyTypeObject* type) {
+  if constexpr (Wrapped<Tensor>) {
+    return checked(THPVariable_Wrap(tensor, type));
+  } else {
+    Ref plain = checked(THPVariable_Wrap(tensor));
+    return checked(PyObject_CallMethodOneArg(plain.get(), NAME("as_subclass"),
+                                             reinterpret_cast<PyObject*>(type)));
+  }
+}
+
 void drop_owner(void* owner) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(owner));
 }
 
 class Decoder {
  public:
-  // The record was checked to be of the form that `decode` asks for, and is aligned to 16.
-  Decoder(const Schema::Impl& impl, const at::Tensor& record)
+  // What memory holds: a record, or what a batch keeps of one beside its columns.
+  enum class Of { kRecord, kRest };
+
+  // The record was checked to be of the form that `decode` asks for, and is aligned to 16. Decoding
+  // begins with that node.
+  Decoder(const Schema::Impl& impl, const at::Tensor& record, Of of = Of::kRecord, size_t first = 0)
       : impl_(impl),
         owner_(record.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()),
         base_(static_cast<uint8_t*>(record.mutable_data_ptr())),
-        length_(static_cast<uint64_t>(record.numel())) {
+        length_(static_cast<uint64_t>(record.numel())),
+        next_(first) {
     // Before anything is allocated: a few bytes of a schema can ask for many words.
     if (length_ < impl.sums.head) damaged("it is too short");
     words_.resize(impl.sums.words);
     extents_.resize(impl.sums.leaves);
-    if (!impl.parsed->lay_out({base_, length_}, {words_.data(), words_.size()},
-                              {extents_.data(), extents_.size()})) {
-      damaged("its length is not that of its parts");
-    }
+    const ::rust::Slice<const uint8_t> bytes{base_, length_};
+    const ::rust::Slice<uint32_t> words{words_.data(), words_.size()};
+    const ::rust::Slice<Extent> extents{extents_.data(), extents_.size()};
+    const bool good = of == Of::kRecord ? impl.parsed->lay_out(bytes, words, extents)
+                                        : impl.parsed->lay_out_rest(bytes, words, extents);
+    if (!good) damaged("its length is not that of its parts");
   }
 
   // The next node and all below it.
@@ -99,12 +123,15 @@ class Decoder {
     return length_ >= kWorthCopying && extent.len <= length_ / kSmallShare;
   }
   Ref slice(uint8_t* data, uint64_t size) const;
-  Ref tensor(const Node& node) const;
+  at::Tensor tensor(const Node& node) const;
   Ref array(const Node& node) const;
   Ref number_list(const Node& node) const;
   Ref named_tuple(const Node& node);
   Ref data_class(const Node& node);
   Ref enum_member(const Node& node) const;
+  Ref pairs(const Node& node);
+  Ref object(const Node& node);
+  Ref tensor_subclass(const Node& node, const Known& known);
   Ref image(const Node& node);
 
   const Schema::Impl& impl_;
@@ -113,7 +140,7 @@ class Decoder {
   uint64_t length_;
   c10::SmallVector<uint32_t, 24> words_;
   c10::SmallVector<Extent, 8> extents_;
-  size_t next_ = 0;
+  size_t next_;
 };
 
 Ref Decoder::slice(uint8_t* data, uint64_t size) const {
@@ -127,7 +154,7 @@ Ref Decoder::slice(uint8_t* data, uint64_t size) const {
   return made;
 }
 
-Ref Decoder::tensor(const Node& node) const {
+at::Tensor Decoder::tensor(const Node& node) const {
   c10::SmallVector<int64_t, 8> sizes;
   for (uint32_t i = 0; i < node.count; ++i) sizes.push_back(words_[node.word + i]);
   const Extent& extent = extents_[node.leaf];
@@ -142,9 +169,8 @@ Ref Decoder::tensor(const Node& node) const {
     c10::raw::intrusive_ptr::incref(owner_);
     memory = memory_of(base_ + extent.at, owner_, &drop_owner);
   }
-  return checked(
-      THPVariable_Wrap(tensor_over(storage_over(std::move(memory), extent.len, allocator), sizes,
-                                   c10::scalarTypeToTypeMeta(scalar_type(node.dtype)))));
+  return tensor_over(storage_over(std::move(memory), extent.len, allocator), sizes,
+                     c10::scalarTypeToTypeMeta(scalar_type(node.dtype)));
 }
 
 Ref Decoder::array(const Node& node) const {
@@ -239,6 +265,57 @@ Ref Decoder::enum_member(const Node& node) const {
   return member;
 }
 
+Ref Decoder::pairs(const Node& node) {
+  Ref dict = checked(PyDict_New());
+  for (uint32_t i = 0; i < node.count; ++i) {
+    Ref key = this->node();
+    Ref value = this->node();
+    if (PyDict_SetItem(dict.get(), key.get(), value.get()) < 0) {
+      if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw python_error();
+      PyErr_Clear();
+      malformed("a dict with a key that cannot be one");
+    }
+  }
+  if (PyDict_GET_SIZE(dict.get()) != Py_ssize_t{node.count}) malformed("a dict has a key twice");
+  return dict;
+}
+
+// Its data, and its attributes if it has any: what from_parts would make of them.
+Ref Decoder::tensor_subclass(const Node& node, const Known& known) {
+  Ref made = wrapped_as(tensor(impl_.nodes[next_++]), known.pytype());
+  if (node.count == 2) {
+    Ref attributes = this->node();
+    check(PyObject_GenericSetDict(made.get(), attributes.get(), nullptr));
+  }
+  return made;
+}
+
+Ref Decoder::object(const Node& node) {
+  const auto known = impl_.resolve(node.entry);
+  const auto is = [&](size_t part, Kind kind) { return impl_.nodes[next_ + part].kind == kind; };
+  if (known->over_data && node.count > 0 && is(0, Kind::Tensor) &&
+      (node.count == 1 || (node.count == 2 && is(1, Kind::Dict)))) {
+    return tensor_subclass(node, *known);
+  }
+  c10::SmallVector<Ref, 4> parts;
+  c10::SmallVector<PyObject*, 4> arguments;
+  for (uint32_t i = 0; i < node.count; ++i) {
+    parts.push_back(this->node());
+    arguments.push_back(parts.back().get());
+  }
+  Ref made(
+      PyObject_Vectorcall(known->from_parts.get(), arguments.data(), arguments.size(), nullptr));
+  if (made) return made;
+  // Out of memory says nothing about the parts.
+  if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
+    throw python_error();
+  }
+  const std::string why = pending_error();
+  PyErr_Clear();
+  TORCH_CHECK_VALUE(false, "a sample was stored with ", with_article(type_name(known->pytype())),
+                    ", which could not be made of its parts (", why, ")");
+}
+
 Ref Decoder::image(const Node& node) {
   const auto& image = impl_.images[node.entry];
   const std::string mode(impl_.text(image.mode)), palette_mode(impl_.text(image.palette));
@@ -266,7 +343,7 @@ Ref Decoder::node() {
   const Node& node = impl_.nodes[next_++];
   switch (node.kind) {
     case Kind::Tensor:
-      return tensor(node);
+      return checked(THPVariable_Wrap(tensor(node)));
     case Kind::Int:
       return checked(PyLong_FromLongLong(number<int64_t>(node)));
     case Kind::Tuple: {
@@ -343,6 +420,10 @@ Ref Decoder::node() {
       return data_class(node);
     case Kind::Enum:
       return enum_member(node);
+    case Kind::Pairs:
+      return pairs(node);
+    case Kind::Object:
+      return object(node);
     case Kind::Image:
       return image(node);
     case Kind::Pickle: {
@@ -356,6 +437,15 @@ Ref Decoder::node() {
 }
 
 }  // namespace
+
+Ref decode_rest(const Schema::Impl& impl, const at::Tensor& rest, size_t first, uint32_t count) {
+  Decoder decoder(impl, rest, Decoder::Of::kRest, first);
+  Ref parts = checked(PyTuple_New(count));
+  for (uint32_t i = 0; i < count; ++i) {
+    PyTuple_SET_ITEM(parts.get(), i, decoder.node().release());
+  }
+  return parts;
+}
 
 PyObject* Schema::decode(const at::Tensor& record, bool allow_pickle) const {
   TORCH_CHECK_VALUE(record.defined() && record.device().is_cpu() &&

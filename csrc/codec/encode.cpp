@@ -87,6 +87,8 @@ void Encoder::object(PyObject* object, const Path& where, int depth) {
         return named_tuple(object, *known, where, depth);
       case Kind::DataClass:
         return data_class(object, *known, where, depth);
+      case Kind::Object:
+        return parts(object, *known, where, depth) ? void() : other(object, where);
       default:
         return enum_member(object, *known, where);
     }
@@ -154,6 +156,35 @@ bool Encoder::number_list(PyObject* list, const Path& where) {
   return true;
 }
 
+// Whether a key is part of the schema. Others are stored as any object is.
+bool is_plain_key(PyObject* key, int depth = 0) {
+  PyTypeObject* type = Py_TYPE(key);
+  if (type == &PyUnicode_Type || type == &PyBool_Type || type == &PyFloat_Type ||
+      type == &PyBytes_Type || key == Py_None) {
+    return true;
+  }
+  if (type == &PyLong_Type) {
+    int overflow = 0;
+    PyLong_AsLongLongAndOverflow(key, &overflow);
+    return !overflow;
+  }
+  if (type != &PyTuple_Type || depth >= kDepthLimit) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) {
+    if (!is_plain_key(PyTuple_GET_ITEM(key, i), depth + 1)) return false;
+  }
+  return true;
+}
+
+bool has_plain_keys(PyObject* dict) {
+  Py_ssize_t position = 0;
+  PyObject *key = nullptr, *value = nullptr;
+  while (PyDict_Next(dict, &position, &key, &value)) {
+    if (!is_plain_key(key)) return false;
+  }
+  return true;
+}
+
+// A key for which `is_plain_key` holds.
 void Encoder::key(PyObject* key, const Path& where, int depth) {
   PyTypeObject* type = Py_TYPE(key);
   if (type == &PyUnicode_Type) {
@@ -165,11 +196,8 @@ void Encoder::key(PyObject* key, const Path& where, int depth) {
     Ref bytes = checked(PyUnicode_AsEncodedString(key, "utf-8", "surrogatepass"));
     put_text(schema_, bytes_of(bytes.get()));
   } else if (type == &PyLong_Type) {
-    int overflow = 0;
-    const long long value = PyLong_AsLongLongAndOverflow(key, &overflow);
-    if (overflow) refuse(where, " has a key beyond 64 bits");
     schema_.push_back('i');
-    put_raw(schema_, value);
+    put_raw(schema_, PyLong_AsLongLong(key));
   } else if (type == &PyBool_Type) {
     schema_.push_back(key == Py_True ? '1' : '0');
   } else if (key == Py_None) {
@@ -180,21 +208,19 @@ void Encoder::key(PyObject* key, const Path& where, int depth) {
   } else if (type == &PyBytes_Type) {
     schema_.push_back('y');
     put_text(schema_, bytes_of(key));
-  } else if (type == &PyTuple_Type) {
+  } else {
     if (depth >= kDepthLimit) refuse(where, " has a key that is nested too deep");
     schema_.push_back('(');
     put_count(schema_, PyTuple_GET_SIZE(key));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); ++i) {
       this->key(PyTuple_GET_ITEM(key, i), where, depth + 1);
     }
-  } else {
-    refuse(where, " has a key that is ", with_article(type_name(type)),
-           "; keys may be str, int, float, bool, None, bytes or tuples of these");
   }
 }
 
 void Encoder::dict(PyObject* object, const Path& where, int depth) {
   enter(object, where, depth);
+  if (!has_plain_keys(object)) return pairs(object, where, depth);
   const Py_ssize_t count = PyDict_GET_SIZE(object);
   put(Kind::Dict);
   put_count(schema_, count);
@@ -210,10 +236,26 @@ void Encoder::dict(PyObject* object, const Path& where, int depth) {
   if (seen != count) changed(where);
 }
 
+void Encoder::pairs(PyObject* object, const Path& where, int depth) {
+  // Copied first: keys may have code, which may change the dict.
+  Ref items = checked(PyDict_Items(object));
+  const Py_ssize_t count = PyList_GET_SIZE(items.get());
+  put(Kind::Pairs);
+  put_count(schema_, count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PyList_GET_ITEM(items.get(), i);
+    const Path keys{&where, object, 0, nullptr, NAME("keys")};
+    this->object(PyTuple_GET_ITEM(item, 0), Path{&keys, nullptr, i}, depth + 1);
+    const Path values{&where, object, 0, nullptr, NAME("values")};
+    this->object(PyTuple_GET_ITEM(item, 1), Path{&values, nullptr, i}, depth + 1);
+  }
+}
+
 void Encoder::ordered_dict(PyObject* object, const Path& where, int depth) {
   enter(object, where, depth);
   Ref dict = dict_of(object);
   if (dict && PyDict_GET_SIZE(dict.get())) return other(object, where, "with attributes");
+  if (!has_plain_keys(object)) return other(object, where, "with keys of other kinds");
   // Its own order, which PyDict_Next does not know.
   Ref items = checked(PyMapping_Items(object));
   const Py_ssize_t count = PyList_GET_SIZE(items.get());

@@ -183,7 +183,9 @@ void Encoder::array(PyObject* object, const Path& where) {
 void Encoder::numpy_scalar(PyObject* object, const Path& where) {
   Ref dtype = checked(PyObject_GetAttr(object, NAME("dtype")));
   const auto type = dtype_of(dtype.get());
-  if (!type || type->flexible) return other(object, where);
+  if (!type || type->flexible) {
+    return other(object, where, "of dtype " + ascii(Ref(PyObject_Str(dtype.get())).get()));
+  }
   Ref capsule;
   const auto& found = interface_of(object, capsule);
   if (found.nd != 0 || static_cast<uint32_t>(found.itemsize) != type->itemsize) {

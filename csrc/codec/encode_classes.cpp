@@ -108,6 +108,44 @@ void Encoder::enum_member(PyObject* object, const Known& known, const Path& wher
   add_bytes(checked(PyUnicode_AsEncodedString(name.get(), "utf-8", "surrogatepass")), where);
 }
 
+bool Encoder::parts(PyObject* object, const Known& known, const Path& where, int depth) {
+  enter(object, where, depth);
+  Ref given(PyObject_CallOneArg(known.to_parts.get(), object));
+  if (!given) {
+    // Out of memory says nothing about the object.
+    if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
+      throw python_error();
+    }
+    if (allow_pickle_) {
+      PyErr_Clear();
+      return false;
+    }
+    const std::string why = pending_error();
+    refuse(where, " is ", with_article(type_name(known.pytype())),
+           ", which could not be taken apart (", why, ")");
+  }
+  if (given.get() == Py_NotImplemented) return false;
+  if (!PyTuple_CheckExact(given.get())) {
+    refuse(where, " is ", with_article(type_name(known.pytype())), ", of which to_parts gave ",
+           with_article(type_name(Py_TYPE(given.get()))), "; a tuple is needed");
+  }
+  put_class(known, where);
+  const size_t stacked_at = schema_.size();
+  schema_.push_back(static_cast<char>(known.stacked));
+  const Py_ssize_t count = PyTuple_GET_SIZE(given.get());
+  put_count(schema_, count);
+  const size_t first_at = schema_.size();
+  const Path inside{&where, object, 0, nullptr, NAME("parts")};
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    this->object(PyTuple_GET_ITEM(given.get(), i), Path{&inside, nullptr, i}, depth + 1);
+  }
+  // Only tensors in plain memory are columns.
+  const bool plain =
+      schema_.size() > first_at && schema_[first_at] == static_cast<char>(Kind::Tensor);
+  if (!plain) schema_[stacked_at] = 0;
+  return true;
+}
+
 void Encoder::pickle(PyObject* object, const Path& where) {
   put(Kind::Pickle);
   Ref bytes(PyObject_CallOneArg(KEPT("stocache._pickling", "dumps"), object));
@@ -126,11 +164,18 @@ void Encoder::pickle(PyObject* object, const Path& where) {
 }
 
 void Encoder::other(PyObject* object, const Path& where, const std::string& why) {
-  if (allow_pickle_) return pickle(object, where);
   PyTypeObject* type = Py_TYPE(object);
+  if (!why.empty()) {  // its type has a kind of its own, which does not hold this one
+    int depth = 0;
+    for (const Path* step = &where; step->parent; step = step->parent) ++depth;
+    const auto known = study_parts(type);
+    if (known && parts(object, *known, where, depth)) return;
+  }
+  if (allow_pickle_) return pickle(object, where);
   const std::string what = " is " + with_article(type_name(type)) + (why.empty() ? "" : " " + why);
-  constexpr const char* remedy = "; or pass allow_pickle=True to store it with pickle";
-  if (!why.empty()) refuse(where, what, remedy);
+  if (!why.empty()) refuse(where, what, "; or pass allow_pickle=True to store it with pickle");
+  constexpr const char* remedy =
+      ", say how with stocache.register_type, or pass allow_pickle=True to store it with pickle";
   const Numpy* np = numpy_if_loaded();
   if (is_subtype(type, THPVariableClass)) {
     refuse(where, what, ", a subclass of torch.Tensor; store a plain tensor (x.detach(), ",

@@ -28,6 +28,7 @@ class Encoder : public RecordWriter {
   bool number_list(PyObject* list, const Path& where);
   void key(PyObject* key, const Path& where, int depth);
   void dict(PyObject* object, const Path& where, int depth);
+  void pairs(PyObject* object, const Path& where, int depth);
   void ordered_dict(PyObject* object, const Path& where, int depth);
   void torch_size(PyObject* object, const Path& where);
 
@@ -45,8 +46,11 @@ class Encoder : public RecordWriter {
   void named_tuple(PyObject* object, const Known& known, const Path& where, int depth);
   void data_class(PyObject* object, const Known& known, const Path& where, int depth);
   void enum_member(PyObject* object, const Known& known, const Path& where);
+  // False, and nothing is written, if its type says that this one is not stored.
+  bool parts(PyObject* object, const Known& known, const Path& where, int depth);
   void pickle(PyObject* object, const Path& where);
-  // A leaf for pickle, or the error that says why not and what to do.
+  // What its kind does not hold: by its parts, as a leaf for pickle, or the error that says why not
+  // and what to do.
   void other(PyObject* object, const Path& where, const std::string& why = "");
 
   const bool allow_pickle_;

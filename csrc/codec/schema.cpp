@@ -88,16 +88,26 @@ std::shared_ptr<const Known> Schema::Impl::resolve(uint32_t entry) const {
   const auto& place = python.paths[entry];
   Ref found = find(place.module.get(), place.path);
   auto known = python.known[entry];
-  if (known && known->type.get() == found.get()) return known;
+  if (known && known->type.get() == found.get() && is_current(*known)) return known;
   const bridge::Class& expected = classes[entry];
   const char* kind = expected.kind == Kind::NamedTuple  ? "a namedtuple"
                      : expected.kind == Kind::DataClass ? "a dataclass"
+                     : expected.kind == Kind::Object    ? "an object of the type"
                                                         : "an Enum";
-  known = PyType_Check(found.get()) ? study(reinterpret_cast<PyTypeObject*>(found.get())) : nullptr;
-  TORCH_CHECK_VALUE(known && known->kind == expected.kind, "a sample was stored with ", kind, " ",
-                    dotted(place.module.get(), place.path), ", which is now something else");
+  const std::string name = dotted(place.module.get(), place.path);
+  auto* type = PyType_Check(found.get()) ? reinterpret_cast<PyTypeObject*>(found.get()) : nullptr;
+  if (expected.kind == Kind::Object) {
+    known = type ? study_parts(type) : nullptr;
+    TORCH_CHECK_VALUE(known, "a sample was stored with ", kind, " ", name, ", which is not known ",
+                      "here; call stocache.register_type where the type is defined, so that every ",
+                      "process does");
+  } else {
+    known = type ? study(type) : nullptr;
+    TORCH_CHECK_VALUE(known && known->kind == expected.kind, "a sample was stored with ", kind, " ",
+                      name, ", which is now something else");
+  }
   TORCH_CHECK_VALUE(known->fields_bytes == text(expected.fields), "a sample was stored with ", kind,
-                    " ", dotted(place.module.get(), place.path), ", which now has other fields");
+                    " ", name, ", which now has other fields");
   made->known[entry] = known;
   return known;
 }

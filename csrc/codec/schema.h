@@ -55,6 +55,9 @@ inline at::ScalarType scalar_type(int8_t number) { return static_cast<at::Scalar
 Ref make_text(const uint8_t* data, uint64_t size);
 Ref make_bytes(const uint8_t* data, uint64_t size);
 
+// Parts of one row of a batch, from that node on, in what it keeps beside its columns: a tuple.
+Ref decode_rest(const Schema::Impl& impl, const at::Tensor& rest, size_t first, uint32_t count);
+
 // A dict of this node, whose values `make` makes one after the other; `next` is the node of the
 // value that it makes next.
 template <typename Make>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "python/gathering_type.h"
 #include "python/support.h"
 
 namespace stocache::python {
@@ -71,6 +72,20 @@ PyObject* to_load(PyObject* self, PyObject*) {
   });
 }
 
+// get(i, allow_pickle) -> the sample that came from below and is not in memory, or MISS.
+PyObject* get(PyObject* self, PyObject* args) {
+  PyObject* number = nullptr;
+  int allow_pickle = 0;
+  int64_t index = 0;
+  if (!PyArg_ParseTuple(args, "Op", &number, &allow_pickle) || !to_index(number, index)) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    const auto mine = use(self);
+    return or_miss(mine->cache->made_of(mine->samples->given(index), index, allow_pickle));
+  });
+}
+
 // put(i, sample, allow_pickle) -> Put
 PyObject* put(PyObject* self, PyObject* args) {
   PyObject *number = nullptr, *sample = nullptr;
@@ -109,11 +124,9 @@ PyObject* leave(PyObject* self, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"to_load", to_load, METH_NOARGS, nullptr},
-    {"put", put, METH_VARARGS, nullptr},
-    {"__enter__", enter, METH_NOARGS, nullptr},
-    {"__exit__", leave, METH_VARARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
+    {"to_load", to_load, METH_NOARGS, nullptr}, {"get", get, METH_VARARGS, nullptr},
+    {"put", put, METH_VARARGS, nullptr},        {"__enter__", enter, METH_NOARGS, nullptr},
+    {"__exit__", leave, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr},
 };
 
 void dealloc(PyObject* self) {

@@ -5,6 +5,7 @@
 // in Python.
 #include "python/cache_type.h"
 // Python.h stays first.
+#include <ATen/Functions.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>

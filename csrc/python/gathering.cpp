@@ -96,6 +96,16 @@ Gathering::Gathering(std::shared_ptr<RecordCache> cache, size_t rows, size_t thr
       possible_(rows > 0),
       collation_(bridge::new_batch(rows)) {}
 
+// Who is at reading for it is waited for, as long as the disk takes.
+Gathering::~Gathering() {
+  if (!collation_.batch().is_coming()) return;
+  const WithoutGil free(PyGILState_Check());
+  try {
+    collation_.batch().arrive();
+  } catch (const ::rust::Error&) {  // it is not wanted any more
+  }
+}
+
 std::vector<uint32_t> Gathering::absent() const {
   const auto rows = collation_.batch().absent();
   return {rows.begin(), rows.end()};
@@ -158,7 +168,18 @@ bool Gathering::give_absent(const Loaded& loaded) {
     if (!batch.give(row, {pieces.data(), pieces.size()})) return false;
   }
   // What nobody brought may have come into a store.
-  return all || (batch.look_again() && agree_on_schema());
+  return all || (batch.look_again() && arrive() && agree_on_schema());
+}
+
+bool Gathering::arrive() {
+  auto& batch = collation_.batch();
+  if (!batch.is_coming()) return true;
+  bool alike = false;
+  {
+    WithoutGil free;
+    alike = translated([&] { return batch.arrive(); });
+  }
+  return alike && agree_on_schema();
 }
 
 bool Gathering::is_there() const {
@@ -170,6 +191,7 @@ PyObject* Gathering::finish(const Loaded& loaded, const std::vector<uint64_t>& c
   if (!std::exchange(possible_, false)) return nullptr;
   // In a child, memory that processes share is that of its parent's batch.
   if (shared_ && process_ != getpid()) return nullptr;
+  if (!arrive()) return nullptr;
   memory_ = loaded.memory;
   if (!give_absent(loaded) || !is_there() || !begin() || !begun_) return nullptr;
   bool whole = false;
@@ -179,6 +201,7 @@ PyObject* Gathering::finish(const Loaded& loaded, const std::vector<uint64_t>& c
   }
   if (!whole) return nullptr;
   PyObject* made = collation_.finish();
+  if (!made) return nullptr;
   std::vector<uint64_t> rows(caches_.size());
   if (which_.empty()) {
     rows[0] = collation_.batch().rows();

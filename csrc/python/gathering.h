@@ -50,6 +50,7 @@ class Gathering {
 
   // A batch of samples that were all loaded: `finish` gets them.
   Gathering(std::shared_ptr<RecordCache> cache, size_t rows, size_t threads, bool shared);
+  ~Gathering();
 
   // False if these samples are not gathered, whatever is loaded of them.
   bool is_possible() const { return possible_; }
@@ -70,6 +71,8 @@ class Gathering {
   bool agree_on(const Schema& schema);
   // Makes the columns, if any record is there, and begins to copy.
   bool begin();
+  // Waits for what is read from levels below memory; false if it is not gathered.
+  bool arrive();
   bool give_absent(const Loaded& loaded);
   // Whether what was given is still where it was: samples may have code, which has run since.
   bool is_there() const;

@@ -1,13 +1,11 @@
 #include "python/records.h"
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdlib>
 #include <cstring>
-#include <new>
+#include <utility>
 
 #include "python/support.h"
 #include "tensor/over.h"
+#include "tensor/recycled.h"
 
 namespace stocache {
 namespace {
@@ -17,16 +15,9 @@ using python::WithoutGil;
 // How often a copy is tried again while others recycle the memory under it.
 constexpr int kTries = 8;
 
-// Memory for a record. It is not torch's allocator, which asks for memory aligned to 64 bytes:
-// glibc then needs a hole that is larger than the record. The hole that a record of this size has
-// left, below a label that somebody keeps, would not do, and the process would grow by every
-// record.
 at::Tensor fresh(size_t bytes) {
-  static_assert(alignof(std::max_align_t) >= 16);  // as the decoder needs it
-  void* data = std::malloc(std::max<size_t>(bytes, 1));
-  if (!data) throw std::bad_alloc();
   const auto size = static_cast<int64_t>(bytes);
-  return tensor_over(storage_over(memory_of(data, data, &std::free), bytes), at::IntArrayRef(size),
+  return tensor_over(storage_over(recycled(bytes), bytes), at::IntArrayRef(size),
                      caffe2::TypeMeta::Make<uint8_t>());
 }
 
@@ -70,7 +61,32 @@ at::Tensor RecordCache::copy(int64_t index, uint16_t& schema) {
 PyObject* RecordCache::get(int64_t index, bool allow_pickle) {
   uint16_t number = 0;
   at::Tensor record = copy(index, number);
-  if (!record.defined()) return nullptr;
+  return record.defined() ? decode(std::move(record), number, index, allow_pickle) : nullptr;
+}
+
+PyObject* RecordCache::made_of(const bridge::RecordAt& found, int64_t index, bool allow_pickle) {
+  if (!found.data) return nullptr;
+  at::Tensor record = fresh(found.len);
+  std::memcpy(record.mutable_data_ptr(), found.data, found.len);
+  return decode(std::move(record), found.schema, index, allow_pickle);
+}
+
+void RecordCache::open_disk(const bridge::DiskOptions& options) {
+  translated([&] {
+    WithoutGil free;
+    records_->open_disk(options);
+  });
+  has_disk_ = true;
+}
+
+// What is still to be written may take as long as the disk does.
+RecordCache::~RecordCache() {
+  const WithoutGil free(has_disk_ && PyGILState_Check());
+  const auto gone = std::move(records_);
+}
+
+PyObject* RecordCache::decode(at::Tensor record, uint16_t number, int64_t index,
+                              bool allow_pickle) {
   Schema schema;
   if (number == kInline) {
     const auto* bytes = static_cast<const char*>(record.const_data_ptr());

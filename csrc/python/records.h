@@ -29,12 +29,17 @@ inline constexpr size_t kWorthReleasing = 256 << 10;
 class RecordCache {
  public:
   explicit RecordCache(const bridge::RecordOptions& options);
+  ~RecordCache();
 
   const bridge::Records& records() const { return *records_; }
 
-  // The sample, a new reference; nullptr without a Python error if it is not there. Counts nothing:
-  // a miss may yet become a hit, if another process is waited for.
+  // The sample, a new reference; nullptr without a Python error if it is not in memory. Counts
+  // nothing: a miss may yet become a hit, if another process is waited for.
   PyObject* get(int64_t index, bool allow_pickle);
+  // The sample of a record from a level below; nullptr without a Python error if there is none.
+  PyObject* made_of(const bridge::RecordAt& record, int64_t index, bool allow_pickle);
+  // Puts a disk level below it.
+  void open_disk(const bridge::DiskOptions& options);
   // Stores a sample that was to be loaded; ends the claim in any case.
   bridge::Put put(bridge::Acquiring& acquiring, int64_t index, PyObject* sample, bool allow_pickle);
   // Why nothing can be stored from this process, once; empty if something can.
@@ -51,6 +56,7 @@ class RecordCache {
  private:
   // A copy of the record that nobody changes; undefined if it is not there.
   at::Tensor copy(int64_t index, uint16_t& schema);
+  PyObject* decode(at::Tensor record, uint16_t schema, int64_t index, bool allow_pickle);
   uint16_t number_of(const std::string& schema);
 
   ::rust::Box<bridge::Records> records_;
@@ -58,6 +64,7 @@ class RecordCache {
   std::unordered_map<std::string, uint16_t> numbers_;
   Buffers buffers_;
   bool told_ = false;
+  bool has_disk_ = false;
 };
 
 }  // namespace stocache

@@ -1,6 +1,8 @@
 #include "python/records_type.h"
 
 #include <algorithm>
+#include <cstring>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -68,6 +70,151 @@ PyObject* arguments(PyObject* self, PyObject*) {
                          std::string(o.backing).c_str(), PyBool_FromLong(o.keep),
                          std::string(o.fingerprint).c_str(), std::string(o.huge_pages).c_str(),
                          std::string(o.instance).c_str(), o.pid, o.fd);
+  });
+}
+
+// open_disk(path, budget, fingerprint, keys, table): the level below. Keys are two numbers of 8
+// bytes for each sample, or none; or the number of a table that has them.
+PyObject* open_disk(PyObject* self, PyObject* args) {
+  Py_buffer path{}, keys{};
+  const char* fingerprint = nullptr;
+  unsigned long long budget = 0, table = 0;
+  if (!PyArg_ParseTuple(args, "y*Ksy*K", &path, &budget, &fingerprint, &keys, &table)) {
+    return nullptr;
+  }
+  struct Release {
+    Py_buffer &path, &keys;
+    ~Release() {
+      PyBuffer_Release(&path);
+      PyBuffer_Release(&keys);
+    }
+  } release{path, keys};
+  return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    bridge::DiskOptions options;
+    const auto* bytes = static_cast<const uint8_t*>(path.buf);
+    std::copy(bytes, bytes + path.len, std::back_inserter(options.path));
+    options.budget = budget;
+    options.fingerprint = fingerprint;
+    options.table = table;
+    const auto* words = static_cast<const char*>(keys.buf);
+    options.keys.reserve(static_cast<size_t>(keys.len) / 8);
+    for (Py_ssize_t at = 0; at + 8 <= keys.len; at += 8) {
+      uint64_t word = 0;
+      std::memcpy(&word, words + at, 8);
+      options.keys.push_back(word);
+    }
+    cache->open_disk(options);
+    Py_RETURN_NONE;
+  });
+}
+
+// disk() -> (path, budget, fingerprint, keys, table), or None: for open_disk() in another process.
+PyObject* disk(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    const auto o = translated([&] { return cache->records().disk_options(); });
+    if (o.path.empty()) Py_RETURN_NONE;
+    return Py_BuildValue("y#Ksy#K", reinterpret_cast<const char*>(o.path.data()),
+                         static_cast<Py_ssize_t>(o.path.size()),
+                         static_cast<unsigned long long>(o.budget),
+                         std::string(o.fingerprint).c_str(), "", Py_ssize_t{0},
+                         static_cast<unsigned long long>(o.table));
+  });
+}
+
+PyObject* disk_stats(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    const auto s = translated([&] {
+      WithoutGil free;
+      return cache->records().disk_stats();
+    });
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N}", "hits", s.hits, "fills", s.fills,
+                         "filled", s.records, "used_bytes", s.bytes, "data_bytes", s.capacity,
+                         "evicted", s.evicted, "dropped", s.dropped, "errors", s.errors, "writes",
+                         PyBool_FromLong(s.writes));
+  });
+}
+
+// get_many(indices, allow_pickle, counted) -> list: samples in memory, and from levels below, read
+// together; MISS for others.
+PyObject* get_many(PyObject* self, PyObject* args) {
+  PyObject* object = nullptr;
+  int allow_pickle = 0, counted = 1;
+  std::vector<int64_t> indices;
+  if (!PyArg_ParseTuple(args, "Op|p", &object, &allow_pickle, &counted) ||
+      !to_indices(object, indices)) {
+    return nullptr;
+  }
+  return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    const auto count = static_cast<Py_ssize_t>(indices.size());
+    codec::Ref list = codec::checked(PyList_New(count));
+    std::vector<size_t> places;
+    std::vector<int64_t> below;
+    uint64_t hits = 0;
+    for (size_t k = 0; k < indices.size(); ++k) {
+      PyObject* sample = cache->get(indices[k], allow_pickle);
+      if (!sample && PyErr_Occurred()) return nullptr;
+      if (sample) {
+        ++hits;
+      } else {
+        places.push_back(k);
+        below.push_back(indices[k]);
+      }
+      PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(k), or_miss(sample));
+    }
+    if (!below.empty()) {
+      auto fetched = translated([&] {
+        WithoutGil free;
+        return cache->records().fetch({below.data(), below.size()});
+      });
+      for (size_t n = 0; n < places.size(); ++n) {
+        PyObject* sample = cache->made_of(fetched->at(n), below[n], allow_pickle);
+        if (!sample && PyErr_Occurred()) return nullptr;
+        const auto place = static_cast<Py_ssize_t>(places[n]);
+        if (!sample) continue;
+        ++hits;
+        if (PyList_SetItem(list.get(), place, sample) != 0) return nullptr;
+      }
+    }
+    if (counted) cache->records().note(hits, 0);
+    return list.release();
+  });
+}
+
+PyObject* is_complete(PyObject* self, PyObject*) {
+  return guarded([&] {
+    const auto cache = opened(self);
+    return PyBool_FromLong(translated([&] {
+      WithoutGil free;
+      return cache->records().is_complete();
+    }));
+  });
+}
+
+// flush(seconds) -> bool: whether what was given to levels below is where it belongs.
+PyObject* flush(PyObject* self, PyObject* argument) {
+  const double seconds = PyFloat_AsDouble(argument);
+  if (PyErr_Occurred()) return nullptr;
+  return guarded([&] {
+    const auto cache = opened(self);
+    const auto nanos = static_cast<uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9);
+    bool done = false;
+    {
+      WithoutGil free;
+      done = cache->records().flush(nanos);
+    }
+    return PyBool_FromLong(done);
+  });
+}
+
+// news() -> str: what people should know of levels below, once.
+PyObject* news(PyObject* self, PyObject*) {
+  return guarded([&] {
+    const auto text = std::string(opened(self)->records().news_below());
+    return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
   });
 }
 
@@ -165,7 +312,7 @@ PyObject* pack_samples(PyObject*, PyObject* samples) {
   return guarded([&] { return or_miss(pack(samples)); });
 }
 
-// missing(indices): which of them are not there, by their place in the list.
+// missing(indices): which of them are in no level, by their place in the list.
 PyObject* missing(PyObject* self, PyObject* argument) {
   std::vector<int64_t> indices;
   if (!to_indices(argument, indices)) return nullptr;
@@ -173,7 +320,7 @@ PyObject* missing(PyObject* self, PyObject* argument) {
     const auto cache = opened(self);
     PyObject* list = PyList_New(0);
     for (size_t i = 0; list && i < indices.size(); ++i) {
-      if (cache->records().find(indices[i]).data) continue;
+      if (cache->records().find(indices[i]).data || cache->records().is_below(indices[i])) continue;
       PyObject* place = PyLong_FromSize_t(i);
       const bool added = place && PyList_Append(list, place) == 0;
       Py_XDECREF(place);
@@ -207,8 +354,11 @@ PyObject* acquire(PyObject* self, PyObject* args) {
 PyObject* contains(PyObject* self, PyObject* argument) {
   int64_t index = 0;
   if (!to_index(argument, index)) return nullptr;
-  return guarded(
-      [&] { return PyBool_FromLong(opened(self)->records().find(index).data != nullptr); });
+  return guarded([&] {
+    const auto cache = opened(self);
+    return PyBool_FromLong(cache->records().find(index).data != nullptr ||
+                           cache->records().is_below(index));
+  });
 }
 
 PyObject* differs(PyObject* self, PyObject* args) {
@@ -287,6 +437,13 @@ PyObject* is_open(PyObject* self, PyObject*) {
 PyMethodDef methods[] = {
     {"open", open_records, METH_VARARGS, nullptr},
     {"arguments", arguments, METH_NOARGS, nullptr},
+    {"open_disk", open_disk, METH_VARARGS, nullptr},
+    {"disk", disk, METH_NOARGS, nullptr},
+    {"disk_stats", disk_stats, METH_NOARGS, nullptr},
+    {"get_many", get_many, METH_VARARGS, nullptr},
+    {"is_complete", is_complete, METH_NOARGS, nullptr},
+    {"flush", flush, METH_O, nullptr},
+    {"news", news, METH_NOARGS, nullptr},
     {"location", location, METH_NOARGS, nullptr},
     {"get", as_method(get), METH_FASTCALL, nullptr},
     {"gather", as_method(gather), METH_FASTCALL, nullptr},
@@ -330,7 +487,19 @@ PyType_Slot slots[] = {
 PyType_Spec spec = {"stocache._C.Records", sizeof(PyRecords), 0,
                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
 
+// least_memory(dataset_len, policy): what a store takes at the least.
+PyObject* least_memory(PyObject*, PyObject* args) {
+  long long dataset_len = 0;
+  const char* policy = nullptr;
+  if (!PyArg_ParseTuple(args, "Ls", &dataset_len, &policy)) return nullptr;
+  return guarded([&] {
+    return PyLong_FromUnsignedLongLong(
+        translated([&] { return bridge::least_memory(dataset_len, policy); }));
+  });
+}
+
 PyMethodDef functions[] = {
+    {"least_memory", least_memory, METH_VARARGS, nullptr},
     {"gather_from", gather_from, METH_VARARGS, nullptr},
     {"pack", pack_samples, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

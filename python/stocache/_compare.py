@@ -24,6 +24,7 @@ import torch
 
 from stocache import _C
 from stocache._pickling import is_storage, reduced
+from stocache._types.registry import parts_of
 
 # Its parts, or by name: what pickle stores of these is not what they consist of.
 _ATOMS = (str, bytes, bytearray, type(None), torch.Size, torch.dtype, torch.device, torch.layout)
@@ -56,10 +57,12 @@ def same_as_stored(records: _C.Records, index: int, sample: Any, allow_pickle: b
         differs = records.differs(index, sample, allow_pickle)
     except ValueError:  # this one cannot be stored
         differs = True
-    if not differs:
-        return None if differs is None else True
+    if differs is False:
+        return True
     try:
         stored = records.get(index, allow_pickle, False)
+        if stored is _C.MISS:  # it may be below memory
+            (stored,) = records.get_many([index], allow_pickle, False)
     except MemoryError:
         raise
     except Exception:
@@ -95,12 +98,17 @@ class _Comparison:
         if kind is dict:
             items = zip(one.items(), other.items(), strict=True)
             return len(one) == len(other) and self._all(items)
+        if kind in (set, frozenset):
+            return _same_sets(one, other)
+        parts, others = _stored_parts(one), _stored_parts(other)
+        if parts is not None and others is not None:
+            found = self.same(parts, others)
+            # A class with an equality of its own knows better than its parts.
+            return True if not found and _says_equal(one, other) else found
         if isinstance(one, numbers.Number):
             return _same_numbers(one, other)
         if stored is not None and isinstance(one, torch.Tensor):
             return _same_elements(one, other)
-        if kind in (set, frozenset):
-            return _same_sets(one, other)
         if isinstance(one, _ATOMS):
             return bool(one == other)
         if isinstance(one, pickle.PickleBuffer):
@@ -146,6 +154,13 @@ def _encoded(value: Any) -> Any:
     try:
         return _C.codec_encode(value, False)
     except Exception:
+        return None
+
+
+def _stored_parts(value: Any) -> Any:
+    try:
+        return parts_of(value)
+    except Exception:  # it is not stored
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from stocache._dataset.samples import Records, Samples
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharing.change import check_on_change
 from stocache._sharing.dataset import open_records
+from stocache._sharing.disk import checked
 from stocache._sharing.job import caller_of
 from stocache.sizes import huge_pages_word, show_bytes
 
@@ -38,6 +40,13 @@ class CachedDataset(Dataset[Any]):
             always give the same sample.
         memory: The most the cache may take: bytes, a text such as "32GiB", or a fraction such as
             0.5 of the memory that is free.
+        disk: Likewise on the disk at ``disk_path``, below memory; half of what is free there, if
+            only the path is given.
+        disk_path: A folder on a disk of this node, an SSD best. Samples that do not fit into memory
+            are written there, and the next run with the same dataset finds them.
+        key: A function of an index: what that sample is made from, such as its path and time of
+            change. On disk samples are known by it, so a list of files that became longer, or has
+            another order, keeps what is still the same.
         transform: Runs on every sample that is handed out, cached or not. Random augmentation
             belongs here; what ``dataset`` does is done once.
         policy: "freeze" fills the memory and then keeps what is there, which is best for epochs
@@ -65,6 +74,9 @@ class CachedDataset(Dataset[Any]):
         dataset: Any,
         memory: int | float | str = 0.5,
         *,
+        disk: int | float | str | None = None,
+        disk_path: str | os.PathLike[str] | None = None,
+        key: Callable[[int], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
         policy: str = "freeze",
         name: str | None = None,
@@ -105,12 +117,14 @@ class CachedDataset(Dataset[Any]):
             records, dataset, memory, name=name, keep=bool(keep), mark=fingerprint,
             on_change=on_change, policy=policy, shared=shared, backing=backing,
             huge_pages=huge_pages_word(huge_pages), caller=caller_of(self),
+            disk=checked(disk, disk_path, key),
         )  # fmt: skip
         created = opened == "created"
+        found = records.disk_stats()["filled"] or (not created and records.stats()["filled"])
         # All that is private is in one object: names of subclasses meet no others of ours.
         self._stocache = Samples(
             dataset, records, len(dataset), allow_pickle=bool(allow_pickle), strict=bool(strict),
-            probe=probe if not created and records.stats()["filled"] else 0,
+            probe=probe if found else 0,
             named=name is not None, says_what_fits=bool(verbose) and created,
         )  # fmt: skip
         vars(self).update(dataset=dataset, transform=transform)
@@ -266,17 +280,27 @@ class CachedDataset(Dataset[Any]):
         return self._stocache.stats()
 
     def is_complete(self) -> bool:
-        """Whether every sample is in memory."""
-        stats = self._stocache.stats()
-        return stats.filled == stats.dataset_len
+        """Whether every sample is cached."""
+        return self._stocache.is_complete()
 
     def clear(self) -> None:
         """Empties the cache."""
         self._stocache.clear()
 
+    def flush(self, timeout: float = 60.0) -> bool:
+        """Waits until what goes to disk is there; says whether it is, after so many seconds at the
+        most. A process does so at its end."""
+        return self._stocache.records.flush(timeout)
+
     def close(self) -> None:
-        """Detaches this process. The last process to detach removes the cache."""
-        self._stocache.records.close()
+        """Detaches this process. The last process to detach removes the cache from memory; what is
+        on disk stays."""
+        self._stocache.close()
+
+    def delete(self) -> None:
+        """Closes it, and removes what is on disk and what ``keep`` has left in memory. Others that
+        use it go on with what they have."""
+        self._stocache.delete()
 
     @property
     def name(self) -> Any:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stocache import _C
@@ -22,8 +22,10 @@ _SECONDS = 1.0  # a slow source is not asked for all of them
 _HEAD_BYTES = 176 << 10
 _ENTRY_BYTES = 18
 _ALIGN = 16
-# What stands in front of each (rust/core/src/records/format.rs).
+# What stands in front of each (rust/core/src/records/heads.rs).
 _HEAD = 16
+# And what it takes more on disk, on average: padding, and its line in the log.
+_ON_DISK = 56
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Plan:
     dataset_len: int
     """Samples in the dataset."""
     memory: int
-    """Bytes for samples."""
+    """Bytes for samples in memory."""
     sampled: int
     """How many samples were measured."""
     smallest: int
@@ -44,6 +46,8 @@ class Plan:
     """Bytes of one on average."""
     load_seconds: float
     """Seconds to load one on average."""
+    disk: int = 0
+    """Bytes for samples on disk."""
     failed: str | None = None
     """The sample that could not be loaded or stored, if there was one: none were measured after
     it."""
@@ -62,6 +66,7 @@ class Plan:
             largest=0,
             mean=mean,
             load_seconds=stats.load_seconds / max(1, stats.loads),
+            disk=stats.disk.data_bytes if stats.disk else 0,
         )
 
     @property
@@ -71,18 +76,25 @@ class Plan:
 
     @property
     def fits(self) -> int:
-        """How many samples fit."""
-        return min(self.dataset_len, int(self.memory / self.mean)) if self.sampled else 0
+        """How many samples fit, in memory and on disk together."""
+        if not self.sampled:
+            return 0
+        on_disk = int(self.disk / (self.mean + _ON_DISK))
+        return min(self.dataset_len, int(self.memory / self.mean) + on_disk)
 
     @property
     def hit_rate(self) -> float:
         """The hit rate to expect from the second epoch on (policy "freeze")."""
         return self.fits / max(1, self.dataset_len)
 
+    def _room(self) -> str:
+        below = f" in memory and {show_bytes(self.disk)} on disk" if self.disk else ""
+        return f"{show_bytes(self.memory)}{below}"
+
     def __str__(self) -> str:
         if not self.sampled:
             return (
-                f"Caching {self.dataset_len} samples in up to {show_bytes(self.memory)}; what fits "
+                f"Caching {self.dataset_len} samples in up to {self._room()}; what fits "
                 f"is not known, because {self.failed or 'no sample was loaded yet'}."
             )
         sizes = show_bytes(self.mean)
@@ -92,7 +104,7 @@ class Plan:
             sizes = f"{show_bytes(self.smallest)} to {show_bytes(self.largest)}"
         return (
             f"{self.dataset_len} samples of {sizes} take about {show_bytes(self.dataset_bytes)}; "
-            f"the cache has {show_bytes(self.memory)}. "
+            f"the cache has {self._room()}. "
             + (
                 "All of them fit."
                 if self.fits == self.dataset_len
@@ -102,13 +114,21 @@ class Plan:
         )
 
 
-def plan(dataset: Any, memory: int | float | str = 0.5, allow_pickle: bool = False) -> Plan:
-    """Loads a few samples, in a process of its own, and says how many fit into ``memory``."""
+def plan(
+    dataset: Any,
+    memory: int | float | str = 0.5,
+    allow_pickle: bool = False,
+    disk: int | str | None = None,
+) -> Plan:
+    """Loads a few samples, in a process of its own, and says how many fit into ``memory`` and, if
+    it is given, onto ``disk``."""
     length = len(dataset)
     limit = parse_size("memory", memory)
     room = max(0, limit - _HEAD_BYTES - length * _ENTRY_BYTES)
     made: Plan = apart(lambda: _measure(dataset, room, allow_pickle))
-    return made
+    if isinstance(disk, float):
+        raise TypeError(f"disk is {disk!r}; of which disk is not known here: use bytes or a text")
+    return made if disk is None else replace(made, disk=parse_size("disk", disk))
 
 
 def _measure(dataset: Sequence[Any], memory: int, allow_pickle: bool) -> Plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 from stocache import _C
@@ -20,8 +21,9 @@ _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
 _NEEDED = 'use a number of bytes, a text such as "32GiB", or a fraction such as 0.5 of what is free'
 
 
-def parse_size(what: str, size: Any) -> int:
-    """The size in bytes; ``what`` is the name of the argument, for the message."""
+def parse_size(what: str, size: Any, free: Callable[[], int] | None = None) -> int:
+    """The size in bytes; ``what`` is the name of the argument, for the message. A fraction is one
+    of what is ``free``: of memory, unless something else is asked."""
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
         raise TypeError(f"{what} is {size!r}; {_NEEDED}")
     if isinstance(size, str):
@@ -32,7 +34,7 @@ def parse_size(what: str, size: Any) -> int:
     elif isinstance(size, float):
         if not 0 < size <= 1:
             raise ValueError(f"{what} is {size!r}; a fraction is above 0 and at most 1; {_NEEDED}")
-        number = size * free_memory()
+        number = size * (free or free_memory)()
     else:
         number = size
     if not math.isfinite(number) or not 1 <= number < 1 << 62:

@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import kernel  # noqa: E402
+import zygote  # noqa: E402
 
 
 def own_shm_for_this_run() -> None:
@@ -126,8 +127,11 @@ def shm_objects() -> set[str]:
     return set(glob.glob("/dev/shm/stocache-*"))
 
 
+KEEPERS = ("multiprocessing.resource_tracker", "forkserver", zygote.__file__)
+
+
 def child_pids() -> dict[int, str]:
-    """This process's children, without the helpers that multiprocessing keeps for its lifetime."""
+    """This process's children, without the helpers that it keeps for its lifetime."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -135,7 +139,7 @@ def child_pids() -> dict[int, str]:
             cmdline = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue  # it ended while we looked
-        keeper = "multiprocessing.resource_tracker" in cmdline or "forkserver" in cmdline
+        keeper = any(name in cmdline for name in KEEPERS)
         if int(fields[1]) == os.getpid() and not keeper:
             found[int(stat.parent.name)] = f"{cmdline.strip() or '?'} (state {fields[0]})"
     return found
@@ -278,30 +282,35 @@ def log(tmp_path):
 
 
 class Script:
-    """A Python child that runs a script of its own, started fresh as a user's program would be."""
+    """A Python child that runs a script of its own, as a user's program would. It has torch before
+    it starts, unless its environment could matter to that or the test asks for a fresh one."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path
-        self.running: list[subprocess.Popen] = []
+        self.running: list[subprocess.Popen | zygote.Forked] = []
 
-    def start(self, source: str, *args, prefix=(), env=None, **options) -> subprocess.Popen:
+    def start(self, source: str, *args, prefix=(), env=None, fresh=False, **options):
         path = self.tmp_path / f"script{next(SERIAL)}.py"
         path.write_text(textwrap.dedent(source))
         environment = {**os.environ, **(env or {})}
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(HERE), environment.get("PYTHONPATH")])
         )
-        child = subprocess.Popen(
-            [*prefix, sys.executable, str(path), *map(str, args)],
-            cwd=self.tmp_path,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            **options,
-        )
+        command = [*prefix, sys.executable, str(path), *map(str, args)]
+        if fresh or prefix or options or not zygote.suits(environment):
+            child = subprocess.Popen(
+                command,
+                cwd=self.tmp_path,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+                **options,
+            )
+        else:
+            child = zygote.fork(command, self.tmp_path, environment)
         self.running.append(child)
         return child
 
@@ -312,7 +321,7 @@ class Script:
             pytest.fail(f"script ended with {child.returncode}\n{out}\n{err}")
         return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
-    def kill_group(self, child: subprocess.Popen) -> None:
+    def kill_group(self, child: subprocess.Popen | zygote.Forked) -> None:
         """SIGKILL for the script and everything it forked; returns when all of them are dead."""
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()

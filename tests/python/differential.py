@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import datetime
 import gc
 import hashlib
 import io
@@ -18,8 +19,9 @@ import struct
 import time
 import unittest.mock
 import warnings
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 from dataclasses import dataclass, fields, is_dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ import numpy as np
 import stocache
 import torch
 from sources import INDEX
+from stand_ins import Count, Name, Opaque, Picture, Row, boxes, marked, scan
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
@@ -102,10 +105,6 @@ class Sample:
     label: int
 
 
-class Count(int):
-    """A number of a type that a cache does not know."""
-
-
 def floats(idx: int, width: int) -> torch.Tensor:
     return torch.arange(width, dtype=torch.float32) * (idx + 1) + idx / 7
 
@@ -135,7 +134,16 @@ CONTENTS = {
     "None inside": lambda i, w: (floats(i, w), None),
     "dataclass": lambda i, w: Sample(octets(i, w), i),
     "one set": lambda i, w: (floats(i, w), {i, i + 1} if i == 2 else (i, i + 1)),
-    "unknown type": lambda i, w: (floats(i, w), Count(i)),
+    "unknown type": lambda i, w: (floats(i, w), Opaque(i)),
+    "pictures": lambda i, w: (octets(i, w).as_subclass(Picture), Count(i)),
+    "boxes": lambda i, w: {"boxes": boxes(floats(i, w), (i, 5)), "label": i},
+    "scans": lambda i, w: scan(floats(i, w), name=f"{i}" * i, origin=torch.tensor([i])),
+    "subclass": lambda i, w: (marked(floats(i, w), note="x" * i), i),
+    "values": lambda i, w: (datetime.date(2026, 1, i + 1), Path(f"{i}.jpg"), Decimal(i) / 4, {i}),
+    "containers": lambda i, w: defaultdict(list, {"x": floats(i, w), "y": Row([i, Name(i)])}),
+    "sparse": lambda i, w: (floats(i, 5).to_sparse(), i),
+    "parameter": lambda i, w: torch.nn.Parameter(floats(i, w)),
+    "records": lambda i, w: np.array([(i, i / 3)], dtype=[("a", "i4"), ("b", "f8")]),
 }
 
 
@@ -244,10 +252,17 @@ def kept(source: Any) -> Any:
 # Transforms: functions of one sample of any kind
 
 
+def is_edited(x: Any) -> bool:
+    """Not records, sparse tensors and parameters: what is done to tensors is an error there."""
+    if isinstance(x, np.ndarray):
+        return x.dtype.names is None
+    return x.layout is torch.strided and not x.requires_grad
+
+
 def mapped(function: Any, x: Any) -> Any:
     """The sample with the function applied to its arrays."""
     if isinstance(x, (torch.Tensor, np.ndarray)):
-        return function(x)
+        return function(x) if is_edited(x) else x
     if isinstance(x, Point):
         return Point(*(mapped(function, y) for y in x))
     if isinstance(x, (tuple, list)):
@@ -486,9 +501,13 @@ def random_states(*generators: torch.Generator | None) -> bytes:
 def picture(x: Any) -> Any:
     """Everything that is to be equal about a value: its type, dtype, shape and bytes."""
     kind = f"{type(x).__module__}.{type(x).__qualname__}"
+    if isinstance(x, torch.Tensor) and x.layout is not torch.strided:
+        return kind, x.layout, picture(x.to_dense())
     if isinstance(x, torch.Tensor):
-        octets = x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return kind, x.dtype, tuple(x.shape), x.requires_grad, octets
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = x.detach().as_subclass(torch.Tensor).contiguous()
+        octets = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return kind, x.dtype, tuple(x.shape), x.requires_grad, octets, picture(vars(x))
     if isinstance(x, (np.ndarray, np.generic)):
         return kind, x.dtype.str, x.shape, x.tobytes()
     if is_dataclass(x):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 
 import numpy as np
 import torch
 from samples import whole
 from sources import Point
+from stand_ins import Picture, Row, boxes, marked, scan
 
 # Large enough to be sent as a ticket (16 KiB) and to be gathered into kept memory (64 KiB).
 WORDS = 4096
@@ -41,6 +43,12 @@ SAMPLES = {
     "numpy zero-d": [np.array(idx) for idx in range(6)],
     "deep": [[{"a": ([torch.ones(1) * idx], (idx, "x"))}] for idx in range(6)],
     "empty dicts": [{}] * 6,
+    "pictures": [torch.full((3, 2), float(idx)).as_subclass(Picture) for idx in range(6)],
+    "large pictures": [whole(idx, WORDS).as_subclass(Picture) for idx in range(6)],
+    "boxes": [{"boxes": boxes(torch.ones(2, 4) * idx, (idx, 5)), "id": idx} for idx in range(6)],
+    "scans": [(scan(torch.ones(2) * idx, name="x" * idx), idx) for idx in range(6)],
+    "large scans": [scan(whole(idx, WORDS), name="x" * idx) for idx in range(6)],
+    "subclass": [marked(torch.ones(2) * idx, note=idx) for idx in range(6)],
 }
 # default_collate refuses or does something of its own
 MIXED = {
@@ -57,6 +65,12 @@ MIXED = {
     "mixed lengths": [[1], [1, 2]] * 3,
     "text arrays": [np.array(["a", "b"])] * 6,
     "empty tuples": [()] * 6,
+    "sets": [{idx} for idx in range(6)],
+    "subclasses of list": [Row([idx, idx / 2]) for idx in range(6)],
+    "default dicts": [defaultdict(list, {"a": torch.ones(2) * idx}) for idx in range(6)],
+    "sparse tensors": [torch.eye(2).to_sparse()] * 6,
+    "mixed attributes": [marked(torch.ones(2), a=1), marked(torch.ones(2))] * 3,
+    "boxes of mixed shapes": [boxes(torch.ones(idx + 1, 4), (5, 5)) for idx in range(6)],
 }
 
 

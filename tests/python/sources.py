@@ -132,6 +132,9 @@ class Plain:
     def __eq__(self, other) -> bool:
         return type(other) is Plain and other.value == self.value
 
+    def __repr__(self) -> str:
+        return f"Plain({self.value!r})"
+
     __hash__ = None
 
 
@@ -165,7 +168,8 @@ def same(one, other) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+        alike = one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+        return alike and same(vars(one), vars(other))
     if type(one).__module__ == "numpy":
         return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
     if isinstance(one, dict):

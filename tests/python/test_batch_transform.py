@@ -224,7 +224,12 @@ def test_what_is_pinned_was_transformed(cached, monkeypatch, workers):
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
     pinned = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+
+    def pin(tensor, device=None):  # which some versions of torch give
+        pinned.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     for function in (lambda batch: batch[0] + 1000, lambda batch, generator: batch[0] + 1000):
         for ahead in (False, True):
             monkeypatch.setattr(gatherer, "WORTH_A_THREAD", 0 if ahead else 1 << 20)

@@ -8,6 +8,7 @@ not protected: a test that cannot tell these apart proves nothing."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 
 import pytest
 import stocache
@@ -33,9 +34,8 @@ def inductor(tmp_path_factory):
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
         patch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # for the processes that tests start
         patch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "0")
-        patch.setattr(torch._inductor.config, "compile_threads", 1)
-        patch.setattr(torch._inductor.config.cpp, "vec_isa_ok", False)
-        yield
+        with torch._inductor.config.patch({"compile_threads": 1, "cpp.vec_isa_ok": False}):
+            yield
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,8 @@ def said(call) -> tuple[type, str]:
     """What a call raises: type and text. That it raises at all is the caller's claim."""
     with pytest.raises(Exception) as caught:
         call()
-    return caught.type, str(caught.value)
+    # Some versions of torch add where in the graph it was.
+    return caught.type, str(caught.value).split("\n\nWhile executing")[0]
 
 
 def counted(cache, call):
@@ -203,7 +204,9 @@ def reads_what_it_wrote(name: str, i: int, x: torch.Tensor):
 
 @pytest.mark.parametrize("wrapper", ["python", "cpp"])
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
-def test_a_scheduler_that_sorts_calls_leaves_these_in_their_order(cache, mode, wrapper):
+def test_a_scheduler_that_sorts_calls_leaves_these_in_their_order(cache, mode, wrapper, scale):
+    if wrapper == "cpp" and mode not in scale(("default",), ("default", mode)):
+        pytest.skip("this mode's C++ wrapper is compiled with --long only")
     options = torch._inductor.list_mode_options(mode)
     options |= {"cpp_wrapper": wrapper == "cpp", "fx_graph_cache": False}
     function = torch.compile(reads_what_it_wrote, fullgraph=True, options=options)
@@ -217,8 +220,10 @@ def test_a_scheduler_that_sorts_calls_leaves_these_in_their_order(cache, mode, w
 
 
 def test_inductors_own_lowering_sorts_them(cache, monkeypatch):
-    """The control: with what inductor makes of any operator, a read comes too early."""
+    """The control: with what inductor makes of any operator, a read comes too early. Where it does
+    not, nothing of ours is needed."""
     import torch._inductor.lowering as inductor
+    from torch._inductor.graph import GraphLowering
 
     ours = [getattr(ops, name).default for name in ("set", "get", "get_many", "clear", "stats")]
     for op in ours:
@@ -227,7 +232,8 @@ def test_inductors_own_lowering_sorts_them(cache, monkeypatch):
     options = torch._inductor.list_mode_options("max-autotune") | {"fx_graph_cache": False}
     function = torch.compile(reads_what_it_wrote, fullgraph=True, options=options)
     first, found, *_ = function(cache.handle, 2, row(2))
-    assert not found or first.tolist() != [4.0] * 16
+    too_early = not found or first.tolist() != [4.0] * 16
+    assert too_early == ("additional_star_deps" in inspect.getsource(GraphLowering))
 
 
 @contextlib.contextmanager

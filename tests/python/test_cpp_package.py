@@ -142,6 +142,7 @@ def test_the_library_stays_when_a_plug_in_that_brought_it_is_closed(run_script):
             print("libstocache.so" in open("/proc/self/maps").read())
         """,
         library,
+        fresh=True,
     )
     assert said.stdout.split() == ["True", "True"]
 

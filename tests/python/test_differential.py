@@ -196,6 +196,16 @@ class GivesLists(stocache.CachedDataset):
         return [self[idx] for idx in indices]
 
 
+class LosesMetadata(stocache.CachedDataset):
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        sample.meta = {}
+        return sample
+
+    def __getitems__(self, indices):
+        return [self[idx] for idx in indices]
+
+
 class DrawsEveryEpoch(stocache.DataLoader):
     """As if workers were started anew in every epoch, though they persist."""
 
@@ -217,6 +227,7 @@ TWINS = {
     "loaded elsewhere": (LoadsAtTheStart, {"workers": 1, "source": "Dataset"}),
     "flipped bit": (FlipsABit, {}),
     "other type": (GivesLists, {}),
+    "lost metadata": (LosesMetadata, {"content": "scans"}),
     "seed drawn every epoch": (DrawsEveryEpoch, {"workers": 1}),
     "other order": (AnotherOrder, {}),
 }

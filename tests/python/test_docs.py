@@ -14,10 +14,12 @@ import pytest
 import stocache.shared_cache
 import torch
 from building import ROOT, must, needs, tool
+from stocache._types import registry
 
 
-def test_the_example_in_the_docstring_runs():
-    tried = doctest.testmod(stocache.shared_cache, extraglobs={"torch": torch})
+@pytest.mark.parametrize("module", [stocache.shared_cache, registry], ids=lambda m: m.__name__)
+def test_the_example_in_the_docstring_runs(module):
+    tried = doctest.testmod(module, extraglobs={"torch": torch})
     assert tried.attempted > 0 and tried.failed == 0
 
 
@@ -54,8 +56,21 @@ def test_the_one_line_of_the_readme_runs(capsys):
     names["dataset"].close()
 
 
+def test_the_disk_of_the_readme_is_used(tmp_path):
+    line = readme_blocks()[1].replace("32GiB", "1MiB").replace("300GiB", "16MiB")
+    names = {
+        "dataset": [torch.full((50_000,), i) for i in range(20)],
+        "CachedDataset": stocache.CachedDataset,
+    }
+    exec(line.replace("/local/cache", str(tmp_path)), names)
+    for _ in range(2):
+        assert [int(sample[0]) for sample in names["dataset"]] == list(range(20))
+    assert names["dataset"].stats().disk.hits > 10
+    names["dataset"].close()
+
+
 def test_the_slots_of_the_readme_run(capsys):
-    code = readme_blocks()[1]
+    code = readme_blocks()[2]
     loaded = []
 
     def load(idx: int) -> torch.Tensor:
@@ -113,8 +128,10 @@ def test_the_files_in_scripts_md_print_what_is_shown(unique_name, run_script, tm
     assert late.stderr.splitlines()[-1].startswith("RuntimeError: no cache named ")
 
 
-def test_the_commands_of_cpp_md_do_what_is_shown(unique_name, tmp_path):
-    """Every command of the page but the installation, in one folder, with the files it shows."""
+def test_the_commands_of_cpp_md_do_what_is_shown(unique_name, tmp_path, scale):
+    """Every command of the page but the installation, in one folder, with the files it shows. The
+    largest program is compiled a second time, by pkg-config's words, only with --long: smaller ones
+    are compiled so, too."""
     page = (ROOT / "docs" / "cpp.md").read_text().replace('"lesson', f'"{unique_name()}')
     files = files_of(page)
     assert list(files) == ["CMakeLists.txt", "main.cpp", "fill.py", "views.cpp", "errors.cpp"]
@@ -126,6 +143,9 @@ def test_the_commands_of_cpp_md_do_what_is_shown(unique_name, tmp_path):
         tool(name, "README.md says how to get it")
     if not shutil.which("pkg-config"):
         pytest.skip("pkg-config is not installed: the commands of docs/cpp.md are not covered")
+    commands[1] = scale(
+        re.sub(r"(?m)^c\+\+ .*main.cpp.*\n", "cp build/trainer .\n", commands[1]), commands[1]
+    )
     script = "set -eo pipefail\n" + "echo '=== next'\n".join(commands)
     beside_python = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     said = must("bash", "-c", script, cwd=tmp_path, env={**os.environ, "PATH": beside_python})
@@ -172,7 +192,7 @@ def test_the_files_in_datasets_md_print_what_is_shown(unique_name, run_script):
     needs("PIL")
     page = (ROOT / "docs" / "datasets.md").read_text()
     files = files_of(page.replace("datasets-lesson", unique_name()))
-    assert len(files) == 14
+    assert len(files) == 15
     for name, (source, shown) in files.items():
         done = run_script(source)
         assert done.stdout == shown, name
@@ -182,9 +202,13 @@ def test_the_files_in_datasets_md_print_what_is_shown(unique_name, run_script):
             assert again == "100 samples at the start, 0 loaded in this run\n"
 
 
-def test_the_files_in_files_md_print_what_is_shown(run_script):
-    files = files_of((ROOT / "docs" / "files.md").read_text())
-    assert list(files) == ["pictures.py", "changed.py", "pairs.py"]
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [("files", ["pictures.py", "changed.py", "pairs.py"]), ("tiers", ["restart.py", "bilevel.py"])],
+)
+def test_the_files_of_a_page_print_what_is_shown(run_script, page, names):
+    files = files_of((ROOT / "docs" / f"{page}.md").read_text())
+    assert list(files) == names
     for name, (source, shown) in files.items():
         done = run_script(source)
         assert done.stdout == shown, name

@@ -17,7 +17,7 @@ NATIVE = f"torch{MINOR}"
 
 def the_error(run_script, source: str, **options) -> str:
     """What `import stocache` says, on the last line of the traceback."""
-    answer = run_script(source, check=False, **options)
+    answer = run_script(source, check=False, fresh=True, **options)
     assert answer.returncode == 1, answer.stdout + answer.stderr
     return answer.stderr.strip().splitlines()[-1]
 
@@ -61,7 +61,7 @@ def test_all_that_it_was_built_for_are_named(run_script, copied):
 
 @pytest.mark.parametrize("version", [f"{VERSION}+cpu", f"{MINOR}.99", f"{MINOR}.0.dev20261101"])
 def test_any_torch_of_the_minor_version_that_it_was_built_for_will_do(run_script, version):
-    run_script(f'import torch; torch.__version__ = "{version}"; import stocache')
+    run_script(f'import torch; torch.__version__ = "{version}"; import stocache', fresh=True)
 
 
 def test_a_torch_that_is_not_there_is_asked_for(run_script):
@@ -95,6 +95,7 @@ def test_importing_starts_no_thread_and_touches_no_shared_memory(run_script):
         import stocache
         after = len(os.listdir("/proc/self/task")), set(os.listdir("/dev/shm"))
         print(after[0] - before[0], [e for e in after[1] - before[1] if str(os.getpid()) in e])
-        """
+        """,
+        fresh=True,
     )
     assert answer.stdout.split() == ["0", "[]"]

@@ -185,7 +185,7 @@ def test_threads_that_pin_use_the_device_of_the_training_loop(complete, monkeypa
     monkeypatch.setattr(gatherer, "WORTH_A_THREAD", 0)
     dataset, pinned = complete(), []
 
-    def pin(tensor):
+    def pin(tensor, device=None):
         pinned.append(devices.get(threading.get_ident()))
         return tensor
 

@@ -168,7 +168,7 @@ def test_a_sample_that_cannot_be_stored_is_given_back(records):
     with acquired(records, 1, 2) as samples:
         samples.to_load()
         with pytest.raises(TypeError):
-            samples.put(1, {1, 2}, False)
+            samples.put(1, object(), False)
         assert is_free(records, 1)
         assert samples.put(2, torch.zeros(2 << 20), False) is Put.TOO_LARGE
         assert is_free(records, 2)

@@ -17,6 +17,8 @@ import torch
 import stocache
 from stocache import _C
 
+gc.freeze()  # what was imported is no garbage, and looking through it takes a second each time
+
 class Closes:
     def __init__(self, close, value, looks=1):
         self.close, self.value, self.looks = close, value, looks

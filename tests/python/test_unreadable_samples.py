@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import stocache
 import torch
+from sources import Plain
 from stocache._dataset.comparing import UNKNOWN, compare
 from stocache._dataset.samples import Samples
 from torch.utils.data import DataLoader, Dataset
@@ -52,7 +53,7 @@ def renamed(idx):
 
 
 def unpickled(idx):
-    return {1, idx}
+    return Plain(idx)
 
 
 KINDS = {"its class": (Old, renamed, False), "pickle": (unpickled, unpickled, True)}

@@ -50,7 +50,7 @@ impl Begun {
     fn find(store: &Arc<RecordStore>, random: &mut Random) -> Option<Self> {
         let count = 1 + random.below(50) as usize;
         let indices: Vec<i64> = (0..count).map(|_| random.below(SAMPLES) as i64).collect();
-        let batch = Batch::find(vec![Arc::clone(store)], &[], &indices)?;
+        let batch = Batch::find(vec![Levels::new(Arc::clone(store), Vec::new())], &[], &indices)?;
         let (numbers, rows) = (vec![u64::MAX; count], vec![u64::MAX; count * WORDS]);
         Some(Self { batch, indices, numbers, rows, given: Vec::new() })
     }

@@ -7,7 +7,9 @@ import copy
 import operator
 import os
 import time
+import weakref
 from collections.abc import Sequence
+from multiprocessing.util import Finalize, register_after_fork
 from typing import Any
 
 from torch import Tensor
@@ -25,14 +27,17 @@ from stocache._dataset.comparing import (
     random_numbers_kept,
 )
 from stocache._dataset.copying import as_stored, copy_of
-from stocache._dataset.stats import CachedDatasetStats
+from stocache._dataset.stats import CachedDatasetStats, DiskStats
 from stocache._dataset.together import Together, WholeBatch
+from stocache._sharing.disk import folder_of, remove
 from stocache._torch.ipc import is_worker
 from stocache.planner import SAMPLES, Plan, say
 
 # How long to wait at least for another process that is loading the same sample, before loading it
 # too. It is longer where loading takes longer (rust/core/src/records/waiting.rs).
 _PATIENCE_SECONDS = 0.5
+# How long a process waits at its end for the disk. A DataLoader ends workers that take 5.
+_FLUSH_SECONDS = 4.0
 
 
 class Records(_C.Records):
@@ -49,13 +54,22 @@ class Records(_C.Records):
         instance: str = self.arguments()[8]
         return instance
 
+    def flush_at_end(self) -> None:
+        """What goes to disk is there before this process ends, or one that it forks as
+        multiprocessing does, whose children know no atexit."""
+        register_after_fork(self, _flush_when_it_ends)
+        _flush_when_it_ends(self)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rejoin, (self.arguments(),))
+        return (_rejoin, (self.arguments(), self.disk()))
 
 
-def _rejoin(arguments: tuple[Any, ...]) -> Records:
+def _rejoin(arguments: tuple[Any, ...], disk: tuple[bytes, int, str, bytes, int] | None) -> Records:
     records = Records()
     records.open(*arguments)
+    if disk is not None:
+        records.open_disk(*disk)
+        records.flush_at_end()
     return records
 
 
@@ -74,6 +88,9 @@ class Samples:
         self._strict = strict
         self._named = named
         self._made_by = os.getpid()
+        self._has_disk = records.disk() is not None
+        if self._has_disk:
+            records.flush_at_end()
         self._says_what_fits = says_what_fits
         self._together = Together(source)
         # Whether the dataset takes -1 for its last sample. Not known before somebody asks for such.
@@ -100,16 +117,28 @@ class Samples:
         return self.load(place, to_edit) if sample is _C.MISS else sample
 
     def _read(self, place: int, counted: bool = True) -> Any:
-        """A cached sample, or ``_C.MISS``; that also if it cannot be made any more: its class has
-        another name now, or pickle is not allowed here."""
+        """A sample in memory, or ``_C.MISS``; that also if it cannot be made any more: its class
+        has another name now, or pickle is not allowed here."""
         try:
             return self.records.get(place, self.allow_pickle, counted)
-        except MemoryError:
-            raise
         except Exception as error:
-            if self._strict or not self.records.is_open():
-                raise
-            telling.of_unreadable(self.records, place, error)
+            return self._unreadable(place, error)
+
+    def _given(self, acquired: _C.Acquiring, place: int) -> Any:
+        """Likewise for one that was waited for, or read from below memory."""
+        try:
+            sample = acquired.get(place, self.allow_pickle)
+        except Exception as error:
+            return self._unreadable(place, error)
+        if sample is _C.MISS:
+            return self._read(place)
+        self.records.note(1, 0)
+        return sample
+
+    def _unreadable(self, place: int, error: Exception) -> Any:
+        if isinstance(error, MemoryError) or self._strict or not self.records.is_open():
+            raise error
+        telling.of_unreadable(self.records, place, error)
         return _C.MISS
 
     def load(
@@ -121,8 +150,8 @@ class Samples:
         dataset's ``function`` for many, if given: it may have no other way."""
         with self.records.acquire([index], _PATIENCE_SECONDS) as acquired:
             todo = acquired.to_load()
-            if not todo:  # somebody has stored it meanwhile
-                sample = self._read(index)
+            if not todo:  # it came from below, or somebody has stored it meanwhile
+                sample = self._given(acquired, index)
                 if sample is not _C.MISS:
                     return sample
             sample = self._load(index, asked_for, function)
@@ -222,7 +251,7 @@ class Samples:
         places = self._places(indices, may_load=False)
         if places is None or self.records.missing(places):
             return None
-        samples = [self._read(place, counted=False) for place in places]
+        samples = self._cached(places, counted=False)
         if any(sample is _C.MISS for sample in samples):
             return None
         self.records.note(len(samples), 0)
@@ -258,10 +287,22 @@ class Samples:
         return dict(zip(missing, loaded, strict=True))
 
     def _filled_up(self, places: list[int], loaded: dict[int, Any], to_edit: bool) -> list[Any]:
+        rest = [k for k in range(len(places)) if k not in loaded]
+        samples = {
+            **loaded,
+            **dict(zip(rest, self._cached([places[k] for k in rest]), strict=True)),
+        }
         return [
-            loaded[k] if k in loaded else self._get(place, to_edit)
+            self._get(place, to_edit) if samples[k] is _C.MISS else samples[k]
             for k, place in enumerate(places)
         ]
+
+    def _cached(self, places: list[int], counted: bool = True) -> list[Any]:
+        """Samples from memory, and from below, read together; ``_C.MISS`` for each that is in
+        neither or cannot be made any more."""
+        with contextlib.suppress(Exception):  # of which is told sample by sample
+            return self.records.get_many(places, self.allow_pickle, counted)
+        return [self._read(place, counted) for place in places]
 
     def _load_many(self, indices: list[int], to_edit: bool, whole: bool) -> list[Any]:
         function = together.function_of(self.source)
@@ -418,8 +459,14 @@ class Samples:
         else:
             if outcome is _C.Put.TOO_LARGE:
                 telling.of_size(self.records, index)
+        self._watch_disk()
         if self._says_what_fits:
             self._say_what_fits()
+
+    def _watch_disk(self) -> None:
+        """Tells what the disk has to say, after something was given to it."""
+        if self._has_disk and (news := self.records.news()):
+            telling.warn(news)
 
     def _copied(self, index: int, sample: Any) -> Any:
         """A copy that may be edited: what the dataset gave may be its own."""
@@ -428,6 +475,19 @@ class Samples:
 
     def clear(self) -> None:
         self.records.clear()
+
+    def close(self) -> None:
+        if self._has_disk and self.records.is_open():
+            self.records.flush(_FLUSH_SECONDS)
+        self.records.close()
+
+    def delete(self) -> None:
+        folder, name = folder_of(self.records), self.records.location()["name"]
+        self.records.close()
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # it is gone, or in use
+            _C.remove_cache(name, False)
+        if folder is not None:
+            remove(folder)
 
     # Whether the cache is used
 
@@ -453,7 +513,8 @@ class Samples:
         return self.records.policy == "lru"
 
     def is_complete(self) -> bool:
-        return bool(self.records.stats()["filled"] == self.length)
+        """Whether every sample is cached."""
+        return self.length == 0 or self.records.is_complete()
 
     def with_source(self, source: Any) -> Samples:
         """The same over another dataset. What is in the cache is not of that one, and others go on
@@ -502,7 +563,10 @@ class Samples:
 
     def stats(self) -> CachedDatasetStats:
         # There is a place for one sample at least, also where there is none.
-        return CachedDatasetStats(**{**self.records.stats(), "dataset_len": self.length})
+        found = {**self.records.stats(), "dataset_len": self.length}
+        if self._has_disk:
+            found["disk"] = DiskStats(**self.records.disk_stats())
+        return CachedDatasetStats(**found)
 
     def _say_what_fits(self) -> None:
         stats = self.stats()
@@ -516,6 +580,16 @@ class Samples:
         for _ in range(samples):
             self.records.note_unsupported()
         telling.of_key(self.records, key, self.length)
+
+
+def _flush_when_it_ends(records: Records) -> None:
+    Finalize(None, _flush, (weakref.ref(records),), exitpriority=0)
+
+
+def _flush(records: weakref.ref[Records]) -> None:
+    with contextlib.suppress(Exception):  # it was closed, which is in order
+        if (mine := records()) is not None:
+            mine.flush(_FLUSH_SECONDS)
 
 
 class _FoundMeanwhile(Exception):

@@ -8,11 +8,42 @@ from stocache.sizes import show_bytes
 
 
 @dataclass(frozen=True)
+class DiskStats:
+    """What the disk below a cache did so far, summed over all processes of the node that use it."""
+
+    hits: int
+    """Samples that came from disk."""
+    fills: int
+    """Samples written."""
+    filled: int
+    """Samples on disk now."""
+    used_bytes: int
+    """Bytes they take."""
+    data_bytes: int
+    """Bytes there are for them."""
+    evicted: int
+    """Samples that made room for others (policy "lru")."""
+    dropped: int
+    """Samples not written: for lack of room, or because of an error."""
+    errors: int
+    """Reads and writes that failed."""
+    writes: bool
+    """Whether this process writes to it. One job does; others with the same data read beside it."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.filled} on disk ({show_bytes(self.used_bytes)} of "
+            f"{show_bytes(self.data_bytes)}), {self.hits} hits there"
+            + (f", {self.errors} errors" if self.errors else "")
+        )
+
+
+@dataclass(frozen=True)
 class CachedDatasetStats:
     """What a cache did so far, summed over all processes of the node that used it."""
 
     hits: int
-    """Samples that came from memory."""
+    """Samples that were cached: in memory, or on disk."""
     misses: int
     """Samples that did not."""
     fills: int
@@ -45,10 +76,12 @@ class CachedDatasetStats:
     """Samples in the dataset."""
     frozen: bool
     """No more samples are taken until clear(): the memory ran out."""
+    disk: DiskStats | None = None
+    """Of the level below memory, if there is one."""
 
     @property
     def hit_rate(self) -> float:
-        """Share of samples that came from memory; 0 before the first."""
+        """Share of samples that were cached; 0 before the first."""
         return self.hits / max(1, self.hits + self.misses)
 
     @property
@@ -60,7 +93,8 @@ class CachedDatasetStats:
         return (
             f"{self.filled} of {self.dataset_len} samples in memory "
             f"({show_bytes(self.used_bytes)} of {show_bytes(self.data_bytes)}), "
-            f"{self.hits} hits, {self.misses} misses ({self.hit_rate:.1%} hit rate), "
+            + (f"{self.disk}, " if self.disk else "")
+            + f"{self.hits} hits, {self.misses} misses ({self.hit_rate:.1%} hit rate), "
             f"{self.seconds_saved:.3g} s of loading saved"
             + (f", {self.too_large} too large to store" if self.too_large else "")
             + (f", {self.unsupported} of types that are not stored" if self.unsupported else "")

@@ -17,6 +17,7 @@ from stocache._sharing.change import (
     others_at,
     what_differs,
 )
+from stocache._sharing.disk import Disk
 from stocache._sharing.fingerprint import Fingerprint, fingerprint
 from stocache._sharing.job import count, stack
 from stocache._sharing.launcher import Job, find_job
@@ -38,22 +39,22 @@ def open_records(
     backing: str,
     huge_pages: str,
     caller: FrameType | None,
+    disk: Disk | None,
 ) -> str:
-    """Opens ``records`` for ``dataset``, under the name that those who share it have in common.
+    """Opens ``records`` for ``dataset``, under the name that those who share it have in common, and
+    the level below.
 
     ``mark`` is the user's fingerprint, or "auto". Returns "created", "joined" or "resumed".
     """
     job = find_job()
     apart = None if job is None or not shared or name is not None else job
     # Nobody else asks for a cache that is private, and looking at a large dataset takes a while.
-    look = mark == "auto" and (apart is not None or name is not None)
+    kept = disk is not None and disk.key is None
+    look = mark == "auto" and (apart is not None or name is not None or kept)
     found = fingerprint(dataset) if look else Fingerprint("" if mark == "auto" else mark)
-    if found.unseen and name is not None:
-        raise ValueError(
-            f"fingerprint: {_first(found.unseen)} cannot be looked into, so nothing says whether "
-            f"the cache {name!r} holds the samples of this dataset; pass fingerprint= with a text "
-            "that you change whenever the samples change"
-        )
+    if found.unseen and (name is not None or kept):
+        where = f"the cache {name!r}" if disk is None else f"what is in {disk.path}"
+        raise _unseen(found, f"{where} holds the samples of this dataset")
     if found.unseen and apart is not None:
         apart = None
         warnings.warn(
@@ -68,6 +69,8 @@ def open_records(
     site = "" if apart is None else _site(apart, policy, caller)
     others = others_at(site, hashed) if site else []
     limit = parse_size("memory", memory)
+    if disk is not None:  # which may be all that there is
+        limit = max(limit, _C.least_memory(max(1, length), policy))
     if isinstance(memory, float) and job is not None and name is None and (others or not apart):
         limit //= job.ranks  # each takes its part of what is free
     # The user's word says nothing of which dataset it is: a look has seen that.
@@ -83,6 +86,8 @@ def open_records(
         chosen, on_change, found.notes(),
     )  # fmt: skip
     opened = str(records.location()["opened"])
+    if disk is not None:
+        _open_disk(records, disk, dataset, name, found, mark, on_change)
     if opened == "created" and chosen:
         note(chosen, type(dataset).__qualname__, site, found.notes())
     # Who came at the same moment may have left word since.
@@ -96,6 +101,37 @@ def open_records(
             stacklevel=3,
         )
     return opened
+
+
+def _open_disk(
+    records: _C.Records, disk: Disk, dataset: Any, name: str | None, found: Fingerprint, mark: str,
+    on_change: str,
+) -> None:  # fmt: skip
+    """The level below. Unlike memory it outlives the job: what is there must be of the same data
+    whoever asks for it, from wherever."""
+    if disk.key is not None and mark == "auto":
+        # What is there for each sample, the key stands for.
+        found = fingerprint(dataset, of_each=False)
+        if found.unseen:
+            raise _unseen(found, "samples with the same key are the same")
+    # The user's word says nothing of which dataset it is; and a look nothing of the folder that
+    # file names are relative to.
+    which = (_folder(),) if mark == "auto" else (_kind(dataset), disk.key is None and len(dataset))
+    hashed = _C.fingerprint_of(digest(found.text, which, str(torch.get_default_dtype())))
+    label = name or type(dataset).__name__
+    about = f"{type(dataset).__qualname__}\n\n{found.notes()}"
+    try:
+        disk.open_below(records, dataset, label, hashed, about, name and on_change)
+    except BaseException:
+        records.close()
+        raise
+
+
+def _unseen(found: Fingerprint, what: str) -> ValueError:
+    return ValueError(
+        f"fingerprint: {_first(found.unseen)} cannot be looked into, so nothing says whether "
+        f"{what}; pass fingerprint= with a text that you change whenever the samples change"
+    )
 
 
 def _first(unseen: tuple[str, ...]) -> str:

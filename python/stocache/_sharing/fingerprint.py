@@ -35,15 +35,18 @@ class Fingerprint:
         return "\n".join(f"{part} {name}" for name, part in self.parts.items())
 
 
-def fingerprint(dataset: Any) -> Fingerprint:
+def fingerprint(dataset: Any, of_each: bool = True) -> Fingerprint:
     """Looks at the attributes of the dataset and of everything in it (transforms, lists of files,
-    arrays), and at the code of its class and of what that uses.
+    arrays), and at the code of its class and of what that uses. Without ``of_each``, at nothing
+    that has a value for each sample.
 
     Not covered are the files that it reads: for those, recomputing a few samples is what helps
     (``CachedDataset(probe=...)``).
     """
     try:
-        found = [(name, contents(value, where=name)) for name, value in _parts(dataset, "", {})]
+        found = [
+            (name, contents(value, where=name)) for name, value in _parts(dataset, "", {}, of_each)
+        ]
     except Exception as error:  # somebody's class that does not want to be looked at
         return Fingerprint("", unseen=(f"{type(dataset).__name__} ({refusal(error)})",))
     unseen = dict.fromkeys(each for _, part in found for each in part.unseen)
@@ -68,14 +71,18 @@ def _name_and_part(line: str) -> tuple[str, str]:
     return name, part
 
 
-def _parts(dataset: Any, before: str, told: dict[int, str]) -> Iterator[tuple[str, Any]]:
+def _parts(
+    dataset: Any, before: str, told: dict[int, str], of_each: bool
+) -> Iterator[tuple[str, Any]]:
     """What a dataset is made of, by the names that its author gave; ``told`` are those that were
     told before, by address."""
     kind = type(dataset)
     told[id(dataset)] = before
     top = str(kind.__module__).partition(".")[0]
     with contextlib.nullcontext() if top in _COMMON else users_own(top):
-        if not before:  # what those inside it say of their lengths may be wrong, or take long
+        if (
+            of_each and not before
+        ):  # what those inside it say of their lengths may be wrong, or take long
             yield f"len({kind.__name__})", len(dataset)
         members = code.class_parts(kind, made=True)
         yield f"class {kind.__qualname__}", members.pop("")
@@ -90,12 +97,25 @@ def _parts(dataset: Any, before: str, told: dict[int, str]) -> Iterator[tuple[st
             yield f"{before}contents", dataset
             return
         own = attributes_of(dataset)
+        if not of_each:
+            length = len(dataset)
+            own = {name: value for name, value in own.items() if _length(value) != length}
         yield f"{before}attributes", list(own)
         for name, value in own.items():
             nested = issubclass(type(value), Dataset)
             if nested and id(value) in told:
                 yield f"{before}{name}", f"the dataset {told[id(value)]}"
             elif nested and len(told) < _NESTED:
-                yield from _parts(value, f"{before}{name}.", told)
+                yield from _parts(value, f"{before}{name}.", told, of_each)
             else:
                 yield f"{before}{name}", value
+
+
+def _length(value: Any) -> int | None:
+    """Of a list, an array or a table; a text is one value, and a dataset is looked into."""
+    if isinstance(value, (str, bytes, Dataset)):
+        return None
+    try:
+        return len(value)
+    except Exception:  # it has none
+        return None

@@ -24,6 +24,16 @@ def changed_kinds(functions: dict[Any, Any]) -> bytes:
     return b"".join(changed)
 
 
+def function_for(kind: type) -> Any:
+    """What default_collate calls for objects of this type; None if they are containers to it."""
+    return _function_for(torchs.default_collate_fn_map, kind)
+
+
+def is_stacked(kind: type) -> bool:
+    """Whether default_collate stacks objects of this type in torch's own way."""
+    return function_for(kind) is torchs.collate_tensor_fn
+
+
 def _differs(functions: dict[Any, Any], types: tuple[tuple[type, str | None], ...]) -> bool:
     return any(
         _function_for(functions, kind) is not (name and getattr(torchs, name))

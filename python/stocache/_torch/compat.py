@@ -1,7 +1,7 @@
 # mypy: disallow-untyped-calls=False
 """The private names of torch's DataLoader, and the two iterators that are built on them.
 
-stocache is built for one minor torch, so these names are known to be there. They are used in this
+They are the same in every torch that stocache is tested with (docs/torch.md), and are used in this
 file only (and in ops.py, ipc.py and modes.py: graphs, messages between processes, modes).
 
 An iterator of `stocache.DataLoader` is torch's own, which may make its batches in this process if

@@ -92,9 +92,9 @@ def _nothing(cache: str) -> None:
 def _ordered(op: Any) -> Callable[..., Any]:
     """How inductor lowers the operator: as it would, and after the effects that came before.
 
-    torch notes that order under the names of buffers, and its scheduler looks for the names of
-    operations. So nothing would keep a get behind the set before it once the scheduler sorts the
-    calls, for memory or for CUDA graphs.
+    Some versions of torch note that order under the names of buffers, in additional_star_deps, and
+    their scheduler looks for the names of operations. So nothing would keep a get behind the set
+    before it once the scheduler sorts the calls, for memory or for CUDA graphs.
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V
@@ -103,11 +103,11 @@ def _ordered(op: Any) -> Callable[..., Any]:
     def lower(*arguments: Any, **options: Any) -> Any:
         before = len(V.graph.operations)
         made = ir.FallbackKernel.create(op, *arguments, **options)
-        previous = V.graph.effectful_ops.get(EffectType.ORDERED)
-        if previous is not None:
+        previous = V.graph.effectful_ops.get(_EffectType.ORDERED)
+        noted = getattr(V.graph, "additional_star_deps", None)
+        if previous is not None and noted is not None:
             for operation in V.graph.operations[before:]:
-                name = operation.get_operation_name()
-                V.graph.additional_star_deps[name].add(previous.get_name())
+                noted[operation.get_operation_name()].add(previous.get_name())
         return _pytree.tree_map_only(ir.IRNode, lambda node: node.wrap_for_lowering(), made)
 
     return lower
@@ -145,9 +145,12 @@ _FAKES: dict[str, Callable[..., Any]] = {
 with warnings.catch_warnings():
     # Parts of torch are loaded here that look for numpy, and say so where there is none.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-    from torch._library.effects import EffectType
+    # Not public yet, and the one way there is in every torch from 2.9 on.
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+    from torch.fx.node import has_side_effect
 
+    # The end of the order in a graph. Versions that have not noted this drop the last call of it.
+    has_side_effect(torch.ops.prims._sink_tokens.default)
     for _name, _fake in _FAKES.items():
         torch.library.register_fake(f"stocache::{_name}", _traced(_fake))
-        # Not public yet, and the one way there is.
-        torch.library._register_effectful_op(f"stocache::{_name}", EffectType.ORDERED)
+        _register_effectful_op(getattr(torch.ops.stocache, _name).default, _EffectType.ORDERED)

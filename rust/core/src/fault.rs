@@ -97,6 +97,16 @@ pub(crate) enum Fault {
     KeepClaims,
     /// Look for records where a head says that one is, whatever the index says.
     TrustHeads,
+    /// Note a record in the log of its file before its bytes are written.
+    LogFirst,
+    /// Empty one region after the other where no file can be made for any.
+    EmptyInVain,
+    /// Keep a record on disk that is none.
+    KeepDamaged,
+    /// Remove a file whose room those keep who have it open.
+    RemoveUncut,
+    /// Write where a file ended when this table was made, though others have written since.
+    WriteWhereItEnded,
 }
 
 #[cfg(feature = "faults")]
@@ -235,6 +245,38 @@ mod controls {
         is_caught(
             Fault::TrustHeads,
             &["records::tests::the_records_of_a_region_are_found_without_the_index"],
+        );
+    }
+
+    #[test]
+    fn emptying_regions_for_files_that_cannot_be_made_is_caught() {
+        is_caught(
+            Fault::EmptyInVain,
+            &["disk::tests::where_no_file_can_be_made_what_is_there_stays"],
+        );
+    }
+
+    #[test]
+    fn keeping_damaged_records_is_caught() {
+        is_caught(
+            Fault::KeepDamaged,
+            &["tiers::tests::two_levels::a_damaged_record_is_loaded_once_and_written_again"],
+        );
+    }
+
+    #[test]
+    fn leaving_the_room_of_a_file_to_who_has_it_open_is_caught() {
+        is_caught(
+            Fault::RemoveUncut,
+            &["disk::tests::files_that_go_take_no_room_though_others_have_them_open"],
+        );
+    }
+
+    #[test]
+    fn writing_over_what_others_wrote_since_is_caught() {
+        is_caught(
+            Fault::WriteWhereItEnded,
+            &["disk::tests::who_writes_after_others_goes_on_where_they_ended"],
         );
     }
 

@@ -1,14 +1,18 @@
 //! The core of stocache: training samples in shared memory, safe with any number of processes.
 //!
-//! No torch and no Python here. Three products stand on one substrate; each room knows only those
-//! below it in this list, and each module of a room only those below it in the room's own list:
+//! No torch (save with the feature `tch`) and no Python here. Three products stand on one substrate;
+//! each room knows only those below it in this list, and each module of a room only those below it
+//! in the room's own list:
 //!
 //! | room | what is in it |
 //! | --- | --- |
+//! | `tensors` | the dense cache for who holds `tch::Tensor`s (feature `tch`) |
 //! | [`files`] | copies of a far folder's files on a near disk |
 //! | [`batches`] | records gathered into batches; batch buffers that cross processes without a copy |
 //! | [`tiers`] | who loads a sample: memory, the levels below it, the caller |
+//! | [`disk`] | records in files of a near disk |
 //! | [`records`] | records of any size, one per sample |
+//! | [`space`] | regions in which records are laid down, and the index that says where |
 //! | [`slots`] | the dense cache: one slot per sample, loaded and stored by index |
 //! | [`segment`] | one piece of shared memory: its life, its format, who may write what in it |
 //! | [`sys`] | the kernel's side: atomics, mappings, forks, private files, limits |
@@ -54,11 +58,17 @@ pub mod sys;
 #[cfg(not(loom))]
 pub mod batches;
 #[cfg(not(loom))]
+pub mod disk;
+#[cfg(not(loom))]
 pub mod files;
 #[cfg(not(loom))]
 pub mod records;
 #[cfg(not(loom))]
 pub mod slots;
+#[cfg(not(loom))]
+pub mod space;
+#[cfg(all(feature = "tch", not(loom)))]
+pub mod tensors;
 #[cfg(not(loom))]
 pub mod tiers;
 

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // records come as addresses
 
 use crate::bridge::ffi;
+use crate::disk::{nothing, record_at};
 use crate::guard::{Crossing, calm, guard};
 use crate::records::Records;
 use std::io::IoSlice;
@@ -49,6 +50,12 @@ impl Acquiring {
         })
     }
 
+    /// What came from below and is not in memory.
+    pub fn given(&self, index: i64) -> ffi::RecordAt {
+        let index = usize::try_from(index).unwrap_or(usize::MAX);
+        calm(nothing(), || record_at(self.0.given(index)))
+    }
+
     /// Stores the record of a sample that was loaded; its claim ends in any case.
     ///
     /// # Safety
@@ -62,7 +69,9 @@ impl Acquiring {
             };
             let parts: Vec<IoSlice<'_>> = parts.iter().map(slice).collect();
             let Ok(index) = usize::try_from(i) else { return Ok(ffi::Put::StoredElsewhere) };
-            Ok(match self.0.fill(index, schema, &parts)?.memory {
+            let filled = self.0.fill(index, schema, &parts)?;
+            Ok(match filled.memory {
+                _ if filled.below => ffi::Put::Stored,
                 Put::Stored => ffi::Put::Stored,
                 Put::StoredElsewhere => ffi::Put::StoredElsewhere,
                 Put::NoRoom => ffi::Put::NoRoom,

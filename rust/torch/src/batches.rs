@@ -6,14 +6,14 @@ use crate::guard::{Crossing, calm, guard};
 use crate::records::Records;
 use crate::schema::Schema;
 use std::sync::Arc;
-use stocache::RecordStore;
 use stocache::batches::{self, Buffer, Gathered, Pieces, Row, Ticket};
 use stocache::records::INLINE;
+use stocache::tiers::Levels;
 
 /// A batch in the making.
 pub struct Batch {
     /// Until `find`.
-    stores: Vec<Arc<RecordStore>>,
+    stores: Vec<Arc<Levels>>,
     batch: batches::Batch,
 }
 
@@ -24,7 +24,7 @@ pub fn new_batch(rows: usize) -> Box<Batch> {
 
 impl Batch {
     pub fn add_store(&mut self, records: &Records) {
-        self.stores.push(Arc::clone(records.store()));
+        self.stores.push(Arc::clone(records.levels()));
     }
 
     pub fn find(&mut self, which: &[u32], indices: &[i64]) -> bool {
@@ -47,6 +47,14 @@ impl Batch {
 
     pub fn absent(&self) -> Vec<u32> {
         self.batch.absent()
+    }
+
+    pub fn is_coming(&self) -> bool {
+        calm(false, || self.batch.is_coming())
+    }
+
+    pub fn arrive(&mut self) -> Result<bool, Crossing> {
+        guard(|| Ok(self.batch.arrive()))
     }
 
     /// # Safety
@@ -101,6 +109,10 @@ impl Batch {
 
     pub fn text(&self, row: usize, column: usize) -> Result<&[u8], Crossing> {
         guard(|| Ok(self.batch.text(row, column).unwrap_or_default()))
+    }
+
+    pub fn rest(&self, row: usize) -> Result<&[u8], Crossing> {
+        guard(|| Ok(self.batch.rest(row).unwrap_or_default()))
     }
 }
 

@@ -6,6 +6,7 @@ pub use crate::batches::Batch;
 use crate::batches::{
     drop_batch, give_back_batches, new_batch, receive_batch, send_batch, take_batch,
 };
+pub use crate::disk::FetchedRecords;
 pub use crate::files::Files;
 use crate::files::open_files;
 pub use crate::handle::{Handle, Pin};
@@ -14,7 +15,7 @@ use crate::handle::{
 };
 use crate::node::{describe_cache, list_caches, remove_cache};
 pub use crate::records::Records;
-use crate::records::open_records;
+use crate::records::{least_memory, open_records};
 pub use crate::schema::Schema;
 use crate::schema::{
     dims_bytes, image_mode, is_palette_mode, numpy_dtype, parse_schema, pixels_bytes,
@@ -111,6 +112,33 @@ pub mod ffi {
         fd: i32,
     }
 
+    /// A disk level to open below a store, as the user said it.
+    #[derive(Clone)]
+    struct DiskOptions {
+        /// Its folder, as bytes: paths need not be text. Empty: there is none.
+        path: Vec<u8>,
+        budget: u64,
+        /// `fingerprint_of` what its samples depend on, keys apart.
+        fingerprint: String,
+        /// Two numbers for each sample, if samples are known by keys.
+        keys: Vec<u64>,
+        /// The number of a table that has the keys already; 0: none.
+        table: u64,
+    }
+
+    struct DiskStats {
+        hits: u64,
+        fills: u64,
+        records: u64,
+        bytes: u64,
+        capacity: u64,
+        evicted: u64,
+        dropped: u64,
+        errors: u64,
+        /// Whether this process may write to it.
+        writes: bool,
+    }
+
     /// A record in the mapping; no data if there is none. Its bytes may change at any time: what was
     /// copied is the record only if `is_whole` says so afterwards.
     struct RecordAt {
@@ -157,6 +185,8 @@ pub mod ffi {
         NamedTuple = 80,  // P
         DataClass = 68,   // D
         Enum = 69,        // E
+        Pairs = 109,      // m
+        Object = 82,      // R
         Pickle = 112,     // p
         Missing = 120,    // x
     }
@@ -180,6 +210,8 @@ pub mod ffi {
         key: u32,
         names: u32,
         more: u32,
+        after: u32,
+        stacked: bool,
     }
 
     /// A key of a dict; those in a tuple follow it.
@@ -244,6 +276,7 @@ pub mod ffi {
         head: u64,
         needs_pickle: bool,
         collatable: bool,
+        has_rest: bool,
     }
 
     /// A tensor of a batch.
@@ -467,6 +500,8 @@ pub mod ffi {
         type Records;
 
         fn open_records(options: &RecordOptions) -> Result<Box<Records>>;
+        /// The least memory that a store for so many samples takes.
+        fn least_memory(dataset_len: i64, policy: &str) -> Result<u64>;
 
         fn find(self: &Records, i: i64) -> RecordAt;
         fn is_whole(self: &Records, region: u32, generation: u32) -> bool;
@@ -483,6 +518,30 @@ pub mod ffi {
         fn frozen_reason(self: &Records) -> Result<String>;
         fn location(self: &Records) -> Result<Location>;
         fn options(self: &Records) -> Result<RecordOptions>;
+
+        /// Puts a disk level below it.
+        fn open_disk(self: &Records, options: &DiskOptions) -> Result<()>;
+        /// The options that lead to the same disk level; no path if there is none.
+        fn disk_options(self: &Records) -> Result<DiskOptions>;
+        fn disk_stats(self: &Records) -> Result<DiskStats>;
+        /// Whether a level below memory has that sample.
+        fn is_below(self: &Records, i: i64) -> bool;
+        /// Whether every sample is in some level of this node.
+        fn is_complete(self: &Records) -> Result<bool>;
+        /// Whether what was given to levels below is where it belongs.
+        fn flush(self: &Records, nanos: u64) -> bool;
+        /// What people should know of levels below, once.
+        fn news_below(self: &Records) -> String;
+    }
+
+    extern "Rust" {
+        /// Records from levels below memory.
+        type FetchedRecords;
+
+        /// What levels below have of these samples.
+        fn fetch(self: &Records, indices: &[i64]) -> Result<Box<FetchedRecords>>;
+        /// By position; no data if it is not there. Valid as long as this is.
+        fn at(self: &FetchedRecords, which: usize) -> RecordAt;
     }
 
     extern "Rust" {
@@ -492,6 +551,8 @@ pub mod ffi {
         fn acquire(self: &Records, indices: &[i64], nanos: u64) -> Result<Box<Acquiring>>;
         fn next_to_load(self: &mut Acquiring) -> Result<Vec<i64>>;
         fn outlook(self: &Acquiring, index: i64) -> Outlook;
+        /// What came from below and is not in memory; valid until the next call.
+        fn given(self: &Acquiring, index: i64) -> RecordAt;
         unsafe fn fill(self: &mut Acquiring, i: i64, schema: u16, parts: &[Part]) -> Result<Put>;
         fn abandon(self: &mut Acquiring, i: i64);
         fn give_back(self: &mut Acquiring);
@@ -513,6 +574,13 @@ pub mod ffi {
         /// Reads the words of a record and finds its payloads; false if it is damaged.
         fn lay_out(self: &Schema, record: &[u8], words: &mut [u32], extents: &mut [Extent])
         -> bool;
+        /// The same for what a batch keeps of a record beside its columns.
+        fn lay_out_rest(
+            self: &Schema,
+            rest: &[u8],
+            words: &mut [u32],
+            extents: &mut [Extent],
+        ) -> bool;
 
         // For who writes schemas and records.
         fn numpy_dtype(text: &[u8]) -> DType;
@@ -541,8 +609,12 @@ pub mod ffi {
         fn rows(self: &Batch) -> usize;
         /// The number of the schema of what was found in that store.
         fn schema_in(self: &Batch, store: usize) -> u16;
-        /// The rows that are not there.
+        /// The rows that are not there, and are not read from below.
         fn absent(self: &Batch) -> Vec<u32>;
+        /// Whether rows are being read from below.
+        fn is_coming(self: &Batch) -> bool;
+        /// Waits for them; false if records in one store are of two schemas.
+        fn arrive(self: &mut Batch) -> Result<bool>;
         /// The record of a row that is not there, of the schema of the others.
         unsafe fn give(self: &mut Batch, row: usize, pieces: &[Part]) -> bool;
         /// By the rows that are there, all of this schema; false if they are not a batch.
@@ -558,6 +630,8 @@ pub mod ffi {
         fn is_current(self: &Batch) -> bool;
         /// A string of a row, when the batch was finished.
         fn text(self: &Batch, row: usize, column: usize) -> Result<&[u8]>;
+        /// What a row keeps beside its columns, for `lay_out_rest`; empty if that is nothing.
+        fn rest(self: &Batch, row: usize) -> Result<&[u8]>;
     }
 
     extern "Rust" {

@@ -7,6 +7,7 @@
 mod acquiring;
 mod batches;
 mod bridge;
+mod disk;
 mod files;
 mod guard;
 mod handle;

@@ -24,7 +24,7 @@ pub fn list_caches() -> Result<Vec<ffi::Listed>> {
         notes: each.notes,
         trouble: each.trouble,
     };
-    guard(|| Ok(segment::list(stocache::records::count_records).into_iter().map(listed).collect()))
+    guard(|| Ok(segment::list(stocache::space::count_records).into_iter().map(listed).collect()))
 }
 
 pub fn remove_cache(name: &str, force: bool) -> Result<Vec<String>> {

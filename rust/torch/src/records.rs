@@ -2,12 +2,14 @@
 #![allow(unsafe_code)] // records are handed out as addresses
 
 use crate::bridge::ffi;
+use crate::disk::nothing;
 use crate::guard::{Crossing, calm, guard};
 use crate::handle::{
     argument, backing, hashed, huge_pages, huge_pages_word, join_of, location, unknown, whole,
 };
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use stocache::disk::DiskStore;
 use stocache::records::INLINE;
 use stocache::tiers::Levels;
 use stocache::{Geometry, Opened, Record, RecordStore, RecordsGeometry, Request, random_name};
@@ -16,18 +18,33 @@ type Result<T> = std::result::Result<T, Crossing>;
 
 /// A store of records, open in this process.
 pub struct Records {
-    levels: Arc<Levels>,
+    /// Memory alone.
+    memory: Arc<Levels>,
+    /// With the level below, once there is one: others may be using what was there before.
+    with_disk: OnceLock<(Arc<Levels>, Arc<DiskStore>)>,
     opened: Opened,
+}
+
+/// The least memory that a store for so many samples takes.
+pub fn least_memory(dataset_len: i64, policy: &str) -> Result<u64> {
+    guard(|| {
+        let dataset_len = whole("the length of the dataset", dataset_len)?;
+        Ok(RecordsGeometry::least(dataset_len, recycles(policy)?)?)
+    })
+}
+
+fn recycles(policy: &str) -> Result<bool> {
+    match policy {
+        "freeze" => Ok(false),
+        "lru" => Ok(true),
+        other => Err(unknown("policy", other, r#""freeze" or "lru""#)),
+    }
 }
 
 /// Joins or makes a store.
 pub fn open_records(options: &ffi::RecordOptions) -> Result<Box<Records>> {
     guard(|| {
-        let recycle = match options.policy.as_str() {
-            "freeze" => false,
-            "lru" => true,
-            other => return Err(unknown("policy", other, r#""freeze" or "lru""#)),
-        };
+        let recycle = recycles(&options.policy)?;
         let private = options.name.is_empty();
         if options.keep && private {
             let message = "keep=True needs name=, so that the next run can find the cache";
@@ -49,27 +66,34 @@ pub fn open_records(options: &ffi::RecordOptions) -> Result<Box<Records>> {
             join: join_of(&options.instance, options.pid, options.fd),
         };
         let (store, opened) = RecordStore::open(&request)?;
-        Ok(Box::new(Records { levels: Levels::new(store, Vec::new()), opened }))
+        let memory = Levels::new(store, Vec::new());
+        Ok(Box::new(Records { memory, with_disk: OnceLock::new(), opened }))
     })
 }
 
 impl Records {
     /// The store itself.
     pub fn store(&self) -> &Arc<RecordStore> {
-        self.levels.memory()
+        self.memory.memory()
     }
 
     /// The store and what is below it.
     pub fn levels(&self) -> &Arc<Levels> {
-        &self.levels
+        self.with_disk.get().map_or(&self.memory, |(levels, _)| levels)
+    }
+
+    /// The level below it.
+    pub(crate) fn disk(&self) -> Option<&Arc<DiskStore>> {
+        self.with_disk.get().map(|(_, disk)| disk)
+    }
+
+    /// From now on, with these levels; false if there is a level below already.
+    pub(crate) fn put_below(&self, levels: Arc<Levels>, disk: Arc<DiskStore>) -> bool {
+        self.with_disk.set((levels, disk)).is_ok()
     }
 
     /// Where the record of sample `i` is.
     pub fn find(&self, i: i64) -> ffi::RecordAt {
-        let nothing = || {
-            let data = std::ptr::null();
-            ffi::RecordAt { data, len: 0, schema: 0, region: 0, generation: 0 }
-        };
         calm(nothing(), || match self.store().index(i).and_then(|i| self.store().find(i)) {
             None => nothing(),
             Some(Record { at, len, schema, region, generation }) => ffi::RecordAt {
@@ -123,7 +147,7 @@ impl Records {
     }
 
     pub fn clear(&self) -> Result<()> {
-        guard(|| Ok(self.store().clear()?))
+        guard(|| Ok(self.levels().clear()?))
     }
 
     pub fn stats(&self) -> Result<ffi::RecordStats> {

@@ -50,6 +50,8 @@ same!(
     NamedTuple,
     DataClass,
     Enum,
+    Pairs,
+    Object,
     Pickle,
     Missing
 );
@@ -82,6 +84,8 @@ pub fn parse_schema(bytes: &[u8]) -> Result<Box<Schema>, Crossing> {
             key: node.key,
             names: node.names,
             more: node.more,
+            after: node.after,
+            stacked: node.stacked,
         };
         let key = |key: &schema::Key| ffi::Key {
             kind: key.kind,
@@ -128,6 +132,7 @@ impl Schema {
             head: self.parsed.head(),
             needs_pickle: self.parsed.needs_pickle,
             collatable: self.parsed.collatable,
+            has_rest: self.parsed.has_rest,
         }
     }
 
@@ -161,23 +166,45 @@ impl Schema {
 
     /// Reads the words of a record, which must belong to the caller alone, and finds its payloads.
     pub fn lay_out(&self, record: &[u8], words: &mut [u32], extents: &mut [ffi::Extent]) -> bool {
-        if words.len() != self.parsed.words as usize || extents.len() != self.parsed.leaves.len() {
-            return false;
-        }
+        let len = record.len() as u64;
+        self.read_words(record, words, extents.len())
+            && calm(false, || self.parsed.each_payload(words, len, noted_in(extents)))
+    }
+
+    /// The same for what a batch keeps of a record beside its columns.
+    pub fn lay_out_rest(
+        &self,
+        rest: &[u8],
+        words: &mut [u32],
+        extents: &mut [ffi::Extent],
+    ) -> bool {
+        let len = rest.len() as u64;
+        self.read_words(rest, words, extents.len())
+            && calm(false, || self.parsed.each_payload_apart(words, len, noted_in(extents)))
+    }
+
+    fn read_words(&self, record: &[u8], words: &mut [u32], extents: usize) -> bool {
         let (stored, _) = record.as_chunks();
-        if stored.len() < words.len() {
+        if words.len() != self.parsed.words as usize
+            || extents != self.parsed.leaves.len()
+            || stored.len() < words.len()
+        {
             return false;
         }
         for (word, stored) in words.iter_mut().zip(stored) {
             *word = u32::from_le_bytes(*stored);
         }
-        let mut extents = extents.iter_mut();
-        let mut note = |found: schema::Extent| {
-            if let Some(extent) = extents.next() {
-                *extent = ffi::Extent { at: found.at, len: found.len };
-            }
-        };
-        calm(false, || self.parsed.each_payload(words, record.len() as u64, &mut note))
+        true
+    }
+}
+
+/// Writes what it is told to one after the other.
+fn noted_in(extents: &mut [ffi::Extent]) -> impl FnMut(schema::Extent) {
+    let mut extents = extents.iter_mut();
+    move |found| {
+        if let Some(extent) = extents.next() {
+            *extent = ffi::Extent { at: found.at, len: found.len };
+        }
     }
 }
 

@@ -1,10 +1,12 @@
 //! A batch in the making: rows from wherever they are, each written once.
 //!
 //! ```text
-//!   find      where the records of these samples are; all of one schema per store
+//!   find      where the records of these samples are; all of one schema per store. What is in a level
+//!             below memory is read from now on
 //!   lay out   which columns that makes; the caller then makes the memory for them
 //!   begin     copies what was found, on threads that go on by themselves. As soon as the last row is
 //!             copied it is noted which records moved meanwhile
+//!   arrive    waits for what is read from below
 //!   give      a row that no store had: the record of a sample that was loaded meanwhile
 //!   finish    the rows that were given, or have come into a store; those that moved are looked for and
 //!             copied again
@@ -18,6 +20,7 @@ use super::gather::{Copying, Moved, Rows, Target};
 use crate::error::{Error, Kind, Result};
 use crate::records::schema::Schema;
 use crate::records::{INLINE, Record, RecordStore};
+use crate::tiers::{Fetched, Fetching, Levels};
 use std::sync::Arc;
 
 /// How often a record is copied again while others recycle the memory under it.
@@ -41,12 +44,16 @@ pub enum Gathered {
 pub struct Batch {
     /// What is being copied. Before the rest: it ends before what it copies goes.
     copying: Vec<Copying>,
-    stores: Arc<[Arc<RecordStore>]>,
+    stores: Arc<[Arc<Levels>]>,
     /// Per store, the schema of the records that were found in it.
     schemas: Vec<Option<u16>>,
     rows: Vec<Place>,
     /// Those that are in pieces.
     given: Vec<(usize, Pieces)>,
+    /// What is being read from below: the store, the rows.
+    coming: Vec<(u32, Vec<usize>, Fetching)>,
+    /// What was, with the store: rows lie in it.
+    fetched: Vec<(u32, Fetched)>,
     schema: Option<Arc<Schema>>,
     columns: Vec<Column>,
     target: Option<Target>,
@@ -68,7 +75,11 @@ struct Place {
 #[derive(Clone, Copy)]
 enum State {
     Absent,
+    /// In a level below memory.
+    Below,
     Found(Record),
+    /// From below: where in memory it is now.
+    Fetched(Row),
     /// By the caller, who answers for it.
     Given(Row),
 }
@@ -86,6 +97,8 @@ impl Batch {
             schemas: Vec::new(),
             rows: vec![place; rows],
             given: Vec::new(),
+            coming: Vec::new(),
+            fetched: Vec::new(),
             schema: None,
             columns: Vec::new(),
             target: None,
@@ -97,7 +110,7 @@ impl Batch {
     /// The samples of these indices, each of the store of that number, as far as they are there; `None`
     /// if one is in no dataset, or if the records that were found in one store are not of one schema.
     /// Without numbers all are of the first store.
-    pub fn find(stores: Vec<Arc<RecordStore>>, which: &[u32], indices: &[i64]) -> Option<Self> {
+    pub fn find(stores: Vec<Arc<Levels>>, which: &[u32], indices: &[i64]) -> Option<Self> {
         let mut made = Self::new(0);
         made.schemas = vec![None; stores.len()];
         made.stores = stores.into();
@@ -107,33 +120,78 @@ impl Batch {
         made.rows.try_reserve_exact(indices.len()).ok()?; // as long as the caller says
         for (row, &index) in indices.iter().enumerate() {
             let store = which.get(row).copied().unwrap_or(0);
-            let index = made.stores.get(store as usize)?.index(index)?;
+            let index = made.stores.get(store as usize)?.memory().index(index)?;
             made.rows.push(Place { store, index, state: State::Absent, copied: None });
         }
         made.look_again().then_some(made)
     }
 
-    /// Looks for the rows that are not there; false if a record is of another schema than others of its
-    /// store, or brings its own.
+    /// Has those rows read that are below memory.
+    fn begin_to_fetch(&mut self) {
+        for (store, levels) in self.stores.iter().enumerate().filter(|(_, of)| of.has_more()) {
+            let mut rows = Vec::new();
+            for (row, place) in self.rows.iter_mut().enumerate() {
+                let here = place.store as usize == store && matches!(place.state, State::Absent);
+                if here && levels.is_below(place.index) {
+                    place.state = State::Below;
+                    rows.push(row);
+                }
+            }
+            if !rows.is_empty() {
+                let indices = rows.iter().map(|&row| self.rows[row].index).collect();
+                self.coming.push((store as u32, rows, levels.begin_fetch(indices)));
+            }
+        }
+    }
+
+    /// Whether rows are being read from below.
+    pub fn is_coming(&self) -> bool {
+        !self.coming.is_empty()
+    }
+
+    /// Waits for what is read from below. What did not come is absent. False if a record is of another schema
+    /// than others of its store, or brings its own.
+    pub fn arrive(&mut self) -> bool {
+        let mut alike = true;
+        for (store, rows, fetching) in std::mem::take(&mut self.coming) {
+            for (row, fetched) in rows.into_iter().zip(fetching.wait()) {
+                let place = &mut self.rows[row];
+                place.state = State::Absent;
+                let Some(fetched) = fetched else { continue };
+                let schema = self.schemas[store as usize].get_or_insert(fetched.schema);
+                if *schema != fetched.schema || fetched.schema == INLINE {
+                    alike = false;
+                }
+                let bytes = fetched.bytes();
+                place.state = State::Fetched(Row { data: bytes.as_ptr(), len: bytes.len() });
+                self.fetched.push((store, fetched)); // its memory stays where it is
+            }
+        }
+        alike
+    }
+
+    /// Looks for the rows that are not there, and has those read that are below memory by now; false if
+    /// a record is of another schema than others of its store, or brings its own.
     pub fn look_again(&mut self) -> bool {
         for row in 0..self.rows.len() {
             if let Some(next) = self.rows.get(row + PREFETCHED)
                 && let Some(store) = self.stores.get(next.store as usize)
             {
-                store.prefetch(next.index);
+                store.memory().prefetch(next.index);
             }
             let place = &mut self.rows[row];
             if !matches!(place.state, State::Absent) {
                 continue;
             }
             let Some(store) = self.stores.get(place.store as usize) else { continue };
-            let Some(record) = store.find(place.index) else { continue };
+            let Some(record) = store.memory().find(place.index) else { continue };
             let schema = self.schemas[place.store as usize].get_or_insert(record.schema);
             if *schema != record.schema || record.schema == INLINE {
                 return false;
             }
             place.state = State::Found(record);
         }
+        self.begin_to_fetch();
         true
     }
 
@@ -226,7 +284,7 @@ impl Batch {
             return Gathered::Unlike;
         }
         if self.rows.iter().any(|row| row.copied.is_none()) {
-            if self.rows.iter().any(|row| matches!(row.state, State::Absent)) {
+            if self.rows.iter().any(|row| matches!(row.state, State::Absent | State::Below)) {
                 return Gathered::Gone;
             }
             if !self.copy_more() {
@@ -260,8 +318,13 @@ impl Batch {
 
     /// Whether every row that came from a store is still there, as it was copied.
     pub fn is_current(&self) -> bool {
-        let (stores, found) = (Arc::clone(&self.stores), found_in(&self.rows, 0..self.rows.len()));
-        moved(&stores, &found).is_empty()
+        let found = found_in(&self.rows, 0..self.rows.len());
+        let is_there = |place: &Place| {
+            let store = &self.stores[place.store as usize];
+            store.is_below(place.index) || store.memory().find(place.index).is_some()
+        };
+        let fetched = |place: &&Place| matches!(place.state, State::Fetched(_) | State::Below);
+        moved(&self.stores, &found).is_empty() && self.rows.iter().filter(fetched).all(is_there)
     }
 
     /// A string of a row, after the batch was finished; `None` if there is none.
@@ -272,14 +335,22 @@ impl Batch {
         (column < rows.columns.text_leaves.len()).then(|| unsafe { rows.text(at as usize, column) })
     }
 
+    /// What a row keeps beside its columns, after the batch was finished; `None` if that is nothing.
+    pub fn rest(&self, row: usize) -> Option<&[u8]> {
+        let (rows, at) = self.rows.get(row)?.copied?;
+        let rows = self.copied.get(rows as usize).filter(|_| self.copying.is_empty())?;
+        // SAFETY: nothing is being copied.
+        unsafe { rows.rest(at as usize) }
+    }
+
     /// The rows that are there and not copied yet, as rows of this batch.
     fn plan(&self) -> Option<Rows> {
         let schema = Arc::clone(self.schema.as_ref()?);
         let record_of = |place: &Place| match place.state {
             State::Found(record) if place.copied.is_none() => {
-                Some(row_of(&self.stores[place.store as usize], record))
+                Some(row_of(self.stores[place.store as usize].memory(), record))
             }
-            State::Given(row) if place.copied.is_none() => Some(row),
+            State::Given(row) | State::Fetched(row) if place.copied.is_none() => Some(row),
             _ => None,
         };
         let there = self.rows.iter().enumerate();
@@ -290,7 +361,8 @@ impl Batch {
             .iter()
             .filter_map(|(row, pieces)| Some((places.binary_search(&(*row as u32)).ok()?, pieces)))
             .collect();
-        // SAFETY: in the mapping of a store that we hold, or by the promise of `give`.
+        // SAFETY: in the mapping of a store that we hold, in what was fetched and is held, or by the promise of
+        // `give`.
         let columns = unsafe { Columns::plan(schema, &records, &pieces) }?;
         Rows::new(columns, records, places, self.rows.len())
     }
@@ -341,6 +413,15 @@ impl Batch {
     }
 }
 
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.copying.clear(); // nobody reads any more
+        for (store, fetched) in self.fetched.drain(..) {
+            self.stores[store as usize].reuse(fetched);
+        }
+    }
+}
+
 fn row_of(store: &RecordStore, found: Record) -> Row {
     Row { data: store.segment().mapping().at(found.at, found.len).as_ptr(), len: found.len }
 }
@@ -357,7 +438,7 @@ fn found_in(rows: &[Place], which: impl Iterator<Item = usize>) -> FoundIn {
 }
 
 /// The rows whose records moved since they were found.
-fn moved(stores: &[Arc<RecordStore>], found: &FoundIn) -> Vec<usize> {
+fn moved(stores: &[Arc<Levels>], found: &FoundIn) -> Vec<usize> {
     // Neighbours are often in the same region.
     let mut last = None;
     let mut has_moved = |&&(_, store, region, generation): &&(usize, u32, u32, u32)| {
@@ -365,7 +446,7 @@ fn moved(stores: &[Arc<RecordStore>], found: &FoundIn) -> Vec<usize> {
         if place == Some((store, region, generation)) {
             return moved;
         }
-        let moved = !stores[store as usize].is_whole(region, generation);
+        let moved = !stores[store as usize].memory().is_whole(region, generation);
         last = Some((Some((store, region, generation)), moved));
         moved
     };

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)] // records are memory that other processes may write to
 
 use crate::records::schema::kinds::{tensor_itemsize, torch};
-use crate::records::schema::{Extent, Kind, Schema};
+use crate::records::schema::{Extent, Kind, PAYLOAD_ALIGN, Schema};
 use std::sync::Arc;
 
 /// A record in memory. Others may write to it: what is read of it is believed only after a check.
@@ -131,6 +131,8 @@ pub struct Columns {
     pub(super) text_leaves: Vec<u32>,
     /// Row by row.
     pub(super) texts: Vec<Text>,
+    /// What each row keeps beside its columns, if they keep anything: see `Schema::each_payload_apart`.
+    pub(super) rests: Vec<Text>,
     pub(super) text_bytes: usize,
 }
 
@@ -161,6 +163,7 @@ impl Columns {
             columns: Vec::new(),
             text_leaves: Vec::new(),
             texts: Vec::new(),
+            rests: Vec::new(),
             text_bytes: 0,
             schema,
         };
@@ -169,6 +172,7 @@ impl Columns {
         made.find_payloads(rows, pieces)?;
         made.make_columns();
         made.make_texts()?;
+        made.make_rests()?;
         Some(made)
     }
 
@@ -264,7 +268,7 @@ impl Columns {
 
     fn make_columns(&mut self) {
         let schema = Arc::clone(&self.schema);
-        for node in &schema.nodes {
+        for node in schema.nodes.iter().filter(|node| !node.apart) {
             let number = schema.numbers_at() + 8 * u64::from(node.number);
             let mut add = |dtype, row_bytes, start, dims: &[u32]| {
                 self.columns.push(Column {
@@ -319,6 +323,21 @@ impl Columns {
             }
         }
         self.texts = texts;
+        Some(())
+    }
+
+    /// Likewise.
+    fn make_rests(&mut self) -> Option<()> {
+        for row in 0..if self.schema.has_rest { self.rows } else { 0 } {
+            let leaves = self.schema.leaves.iter().zip(self.extents(row));
+            let len = leaves
+                .filter(|(leaf, _)| leaf.apart)
+                .map(|(_, extent)| extent.len.next_multiple_of(PAYLOAD_ALIGN))
+                .sum::<u64>()
+                + self.schema.head().next_multiple_of(PAYLOAD_ALIGN);
+            self.rests.push(Text { at: self.text_bytes, len: len as usize });
+            self.text_bytes = self.text_bytes.checked_add(len as usize)?;
+        }
         Some(())
     }
 }

@@ -6,8 +6,10 @@
 //! ([`super::batch`]).
 #![allow(unsafe_code)] // copies between raw addresses
 
-use super::columns::{Column, Columns, Row, Start};
-use crate::sys::thread_pool::{Done, Posted, post};
+use super::columns::{Column, Columns, Row, Start, Text};
+use crate::records::schema::PAYLOAD_ALIGN;
+use crate::sys::prefetch;
+use crate::sys::thread_pool::{Done, Posted, Threads, post};
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
@@ -19,7 +21,7 @@ const PAGE: usize = 4096;
 /// Rows are handed to threads in parts of about this size.
 const BYTES_PER_PART: usize = 128 << 10;
 /// A few rows at a time: what a record's columns share is then still in the processor's cache.
-const BLOCK: usize = 64;
+const ROWS_PER_BLOCK: usize = 64;
 
 /// Rows of a batch that are copied together: their records have the same shapes.
 pub(super) struct Rows {
@@ -118,7 +120,7 @@ impl Rows {
         };
         // What is copied in no time is copied by who waits for it.
         let helpers = if parts > 1 { threads.saturating_sub(1) } else { 0 };
-        Copying { posted: post(parts, helpers, Box::new(work)), outcome }
+        Copying { posted: post(Threads::Copying, parts, helpers, Box::new(work)), outcome }
     }
 
     /// A string of that row, when the copy is over.
@@ -126,7 +128,22 @@ impl Rows {
     /// # Safety
     /// The copy must be over.
     pub(super) unsafe fn text(&self, row: usize, column: usize) -> &[u8] {
-        let text = self.columns.texts[row * self.columns.text_leaves.len() + column];
+        // SAFETY: by the caller's promise.
+        unsafe { self.bytes(self.columns.texts[row * self.columns.text_leaves.len() + column]) }
+    }
+
+    /// What that row keeps beside its columns, when the copy is over.
+    ///
+    /// # Safety
+    /// The copy must be over.
+    pub(super) unsafe fn rest(&self, row: usize) -> Option<&[u8]> {
+        // SAFETY: by the caller's promise.
+        self.columns.rests.get(row).map(|&rest| unsafe { self.bytes(rest) })
+    }
+
+    /// # Safety
+    /// As for `text`.
+    unsafe fn bytes(&self, text: Text) -> &[u8] {
         let bytes = &self.texts[text.at..][..text.len];
         // SAFETY: nobody writes any more, by the caller's promise; a cell is its byte.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) }
@@ -138,8 +155,12 @@ impl Rows {
     /// # Safety
     /// As for `begin`.
     unsafe fn copy(&self, to: &Target, which: Range<usize>) -> bool {
-        for first in which.clone().step_by(BLOCK) {
-            let block = first..which.end.min(first + BLOCK);
+        let bytes = self.columns.bytes() / self.columns.rows.max(1);
+        let rows = prefetch::samples_ahead(bytes).min(ROWS_PER_BLOCK);
+        for first in which.clone().step_by(rows) {
+            let block = first..which.end.min(first + rows);
+            let next = block.end..which.end.min(block.end + rows);
+            self.records[next].iter().for_each(|row| prefetch::sample(row.data, row.len));
             // SAFETY: by the caller's promise.
             let alike = !self.columns.schema.all_fixed || unsafe { self.are_alike(block.clone()) };
             if !alike {
@@ -150,7 +171,9 @@ impl Rows {
                 unsafe { self.copy_column(column, to, block.clone()) };
             }
             // SAFETY: as above.
-            unsafe { self.copy_texts(block) };
+            unsafe { self.copy_texts(block.clone()) };
+            // SAFETY: as above.
+            unsafe { self.copy_rests(block) };
         }
         true
     }
@@ -240,6 +263,32 @@ impl Rows {
                     let from = self.columns.payload(&self.records, row, leaf);
                     copy_many(from, UnsafeCell::raw_get(to), text.len);
                 }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for `begin`.
+    unsafe fn copy_rests(&self, which: Range<usize>) {
+        let schema = &self.columns.schema;
+        for row in if self.columns.rests.is_empty() { 0..0 } else { which } {
+            let rest = self.columns.rests[row];
+            let cells = &self.texts[rest.at..][..rest.len];
+            let head = schema.head() as usize;
+            let to = UnsafeCell::raw_get(cells[..head].as_ptr());
+            // SAFETY: a record begins with its head, which the first of its pieces holds; the cells are
+            // this row's.
+            unsafe { copy_many(self.records[row].data, to, head) };
+            let mut at = head.next_multiple_of(PAYLOAD_ALIGN as usize);
+            let leaves = schema.leaves.iter().zip(self.columns.extents(row)).enumerate();
+            for (leaf, (_, extent)) in leaves.filter(|(_, (leaf, _))| leaf.apart) {
+                let len = extent.len as usize;
+                let to = UnsafeCell::raw_get(cells[at..][..len].as_ptr());
+                // SAFETY: the plan found these bytes inside the record; the cells are this row's.
+                unsafe {
+                    copy_many(self.columns.payload(&self.records, row, leaf as u32), to, len);
+                }
+                at += len.next_multiple_of(PAYLOAD_ALIGN as usize);
             }
         }
     }

@@ -8,6 +8,7 @@ use crate::records::schema::tests::{Value, Writer};
 use crate::records::{Claim, Put, RecordStore};
 use crate::segment::layout::{Geometry, RecordsGeometry};
 use crate::segment::{Backing, Request, random_name};
+use crate::tiers::Levels;
 use std::io::IoSlice;
 use std::sync::Arc;
 
@@ -29,8 +30,13 @@ fn addresses(memory: &mut [Vec<u8>]) -> Vec<(*mut u8, usize)> {
     memory.iter_mut().map(|m| (m.as_mut_ptr(), m.len())).collect()
 }
 
+/// Memory with nothing below it.
+fn alone(store: &Arc<RecordStore>) -> Vec<Arc<Levels>> {
+    vec![Levels::new(Arc::clone(store), Vec::new())]
+}
+
 fn find(store: &Arc<RecordStore>, indices: &[i64]) -> Option<Batch> {
-    Batch::find(vec![Arc::clone(store)], &[], indices)
+    Batch::find(alone(store), &[], indices)
 }
 
 fn texts_of(batch: &Batch) -> Vec<Vec<u8>> {
@@ -100,6 +106,59 @@ fn check(rows: i64, row: usize, threads: usize) {
         assert_eq!((row_of(3), row_of(4)), (&i.to_le_bytes()[..], &(-i).to_le_bytes()[..]));
         assert_eq!(row_of(5), (i as f32).to_le_bytes());
     }
+}
+
+/// A tensor with a rest that differs from row to row, also in shape.
+fn with_rest(i: i64) -> Value {
+    Value::Object(
+        true,
+        vec![
+            Value::Tensor(4, vec![2], [i, -i].iter().flat_map(|word| word.to_le_bytes()).collect()),
+            Value::Dict(vec![
+                ("name".into(), Value::Str("x".repeat(i as usize))),
+                ("shape".into(), Value::Ints((0..i).collect())),
+                ("none".into(), Value::None),
+            ]),
+            Value::Int(10 * i),
+        ],
+    )
+}
+
+#[test]
+fn what_is_no_column_is_kept_row_by_row() {
+    let samples: Vec<Value> = (0..5).map(with_rest).collect();
+    let encoded: Vec<_> = samples.iter().map(Writer::encode).collect();
+    let schema = Arc::new(Schema::parse(&encoded[0].0).unwrap());
+    let mut batch = Batch::new(5);
+    for (row, (_, record)) in encoded.iter().enumerate() {
+        // The head, then the rest in two pieces.
+        let cuts = [schema.head().next_multiple_of(16) as usize + 16];
+        // SAFETY: the records are kept.
+        assert!(unsafe { batch.give(row, cut(record, &cuts[..row % 2])) });
+    }
+    assert!(batch.lay_out(Arc::clone(&schema)));
+    let mut memory = memory_for(&batch);
+    // SAFETY: memory of our own.
+    unsafe { batch.begin(&addresses(&mut memory), 2) }.unwrap();
+    assert_eq!(batch.finish(), Gathered::Whole);
+    assert_eq!(memory.len(), 1, "one column, that of the tensor");
+    for i in 0..5i64 {
+        let rest = batch.rest(i as usize).unwrap();
+        let (words, _) = rest[..4 * schema.words as usize].as_chunks::<4>();
+        let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        assert_eq!(words, [2, i as u32, i as u32]);
+        let number = &rest[schema.numbers_at() as usize..schema.head() as usize];
+        assert_eq!(number, (10 * i).to_le_bytes());
+        let mut found = Vec::new();
+        assert!(schema.each_payload_apart(&words, rest.len() as u64, |extent| found.push(extent)));
+        assert!(!schema.each_payload_apart(&words, rest.len() as u64 + 16, |_| ()));
+        let text = |k: usize| &rest[found[k].at as usize..][..found[k].len as usize];
+        assert_eq!((found[0].len, text(1)), (0, "x".repeat(i as usize).as_bytes()));
+        let numbers: Vec<u8> = (0..i).flat_map(i64::to_le_bytes).collect();
+        assert_eq!(text(2), numbers);
+        assert_eq!(&memory[0][16 * i as usize..][..8], i.to_le_bytes());
+    }
+    assert!(batch.rest(5).is_none());
 }
 
 #[test]
@@ -240,8 +299,8 @@ fn rows_that_moved_are_copied_again_and_those_that_are_gone_are_no_batch() {
         assert_eq!((batch.absent(), batch.schema_in(0)), (vec![0, 1, 2], None));
         assert!(!batch.lay_out(Arc::clone(&schema)));
         assert!(find(&store, &[-1]).is_none() && find(&store, &[10]).is_none());
-        assert!(Batch::find(vec![Arc::clone(&store)], &[1], &[3]).is_none());
-        assert!(Batch::find(vec![Arc::clone(&store)], &[0], &[3, 4]).is_none());
+        assert!(Batch::find(alone(&store), &[1], &[3]).is_none());
+        assert!(Batch::find(alone(&store), &[0], &[3, 4]).is_none());
         assert_eq!(find(&store, &[]).unwrap().rows(), 0);
     }
 }
@@ -455,7 +514,8 @@ fn rows_of_several_stores_are_one_batch() {
     }
     let schema = Arc::new(Schema::parse(&Writer::encode(&sample(0, 100)).0).unwrap());
     let found = |which: &[u32], indices: &[i64]| {
-        let mut batch = Batch::find(stores.to_vec(), which, indices).unwrap();
+        let mut batch =
+            Batch::find(stores.iter().flat_map(alone).collect(), which, indices).unwrap();
         assert!(batch.lay_out(Arc::clone(&schema)));
         batch
     };
@@ -478,7 +538,10 @@ fn rows_of_several_stores_are_one_batch() {
     let batch = found(&which, &indices);
     stores[0].clear().unwrap();
     assert_eq!(copied(batch).0, Gathered::Gone);
-    assert!(Batch::find(stores.to_vec(), &[3], &[0]).is_none(), "there is no such store");
+    assert!(
+        Batch::find(stores.iter().flat_map(alone).collect(), &[3], &[0]).is_none(),
+        "there is no such store"
+    );
 }
 
 #[test]

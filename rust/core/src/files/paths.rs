@@ -1,11 +1,9 @@
 //! Names, paths and folders.
 
 use crate::error::{Error, Kind, Result};
-use crate::fault::{Fault, active as broken};
 use rustix::fs::Stat;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -28,42 +26,6 @@ pub(crate) fn with_slash(mut path: Vec<u8>) -> Vec<u8> {
         path.push(b'/');
     }
     path
-}
-
-/// Makes a folder, and those above it, for this user alone, whatever the umask says.
-pub(crate) fn private_folder(path: &Path) -> std::io::Result<()> {
-    match std::fs::DirBuilder::new().mode(0o700).create(path) {
-        Ok(()) if broken(Fault::NoChmod) => Ok(()),
-        Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)),
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-        Err(error) => match path.parent() {
-            Some(parent) if error.kind() == std::io::ErrorKind::NotFound => {
-                private_folder(parent)?;
-                private_folder(path)
-            }
-            _ => Err(error),
-        },
-    }
-}
-
-/// A folder of this user that nobody else can write to.
-pub(crate) fn check_folder(path: &Path) -> std::result::Result<(), String> {
-    let stat = rustix::fs::lstat(path).map_err(|errno| errno.to_string())?;
-    let uid = rustix::process::geteuid().as_raw();
-    if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
-        return Err(format!("{} is not a folder", path.display()));
-    }
-    if stat.st_uid != uid {
-        return Err(format!(
-            "{} belongs to user {}, we are user {uid}",
-            path.display(),
-            stat.st_uid
-        ));
-    }
-    if stat.st_mode & 0o022 != 0 {
-        return Err(format!("others may write to {} (chmod 700 it)", path.display()));
-    }
-    Ok(())
 }
 
 /// For messages.

@@ -5,17 +5,14 @@ use crate::segment::claim::{Lease, Slots};
 use crate::segment::counters::Counters;
 use crate::segment::layout::{Geometry, RecordsGeometry, RecordsLayout};
 use crate::segment::lease::Leases;
-use crate::segment::lock::StateLock;
-use crate::segment::parts::LOCKS;
 use crate::segment::{Opened, Request, Segment};
+use crate::space::Space;
 use crate::sys::mapping::Mapping;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
-/// How long to wait for somebody who is choosing a region or adding a schema; where many threads of
-/// this process write, for one of them; and where all was emptied, for who was writing then.
-pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(100);
+/// Which of the locks of the segment is that of the schemas; the first is that of the regions.
+pub(super) const LOCK_OF_SCHEMAS: u64 = 1;
 
 /// A store open in this process.
 pub struct RecordStore {
@@ -67,35 +64,27 @@ impl RecordStore {
         self.segment.mapping()
     }
 
-    /// The claims: a state per sample, which is empty or claimed, and those of the locks.
+    /// Where its records lie.
+    #[inline]
+    pub(crate) fn space(&self) -> Space<'_> {
+        Space::new(&self.segment, &self.layout.space)
+    }
+
+    /// The claims: a state per sample, which is empty or claimed.
     pub(super) fn slots(&self) -> Slots<'_> {
-        self.segment.slots(self.geometry.dataset_len + LOCKS)
+        self.space().slots()
     }
 
     pub(super) fn leases(&self) -> Leases<'_> {
         self.segment.leases()
     }
 
+    /// This process's lease.
+    pub(super) fn lease(&self) -> Option<Lease> {
+        self.space().lease()
+    }
+
     pub(super) fn counters(&self) -> Counters<'_> {
         self.segment.counters()
-    }
-
-    pub(super) fn lock_of_regions(&self) -> usize {
-        self.geometry.dataset_len as usize
-    }
-
-    pub(super) fn lock_of_schemas(&self) -> usize {
-        self.geometry.dataset_len as usize + 1
-    }
-
-    /// Runs `act` as the only one, under a lock that ends with its holder. None if others keep it.
-    pub(super) fn locked<R>(
-        &self,
-        lock: usize,
-        lease: Lease,
-        act: impl FnOnce() -> R,
-    ) -> Option<R> {
-        let _lock = StateLock::wait(self.slots(), lock, lease, &self.leases(), LOCK_PATIENCE)?;
-        Some(act())
     }
 }

@@ -5,18 +5,14 @@
 //! | `store` | the store itself: who loads what, reading, writing, clearing |
 //! | `waiting` | for how long another process's load is waited for |
 //! | `schemas` | what records are made of, kept once per store |
-//! | `regions` | where records are laid down, and how regions are emptied |
-//! | `index` | which record is a sample's |
-//! | `base` | the store as it lies in its segment: its parts, its lease, its locks |
-//! | `format` | the words of the index |
+//! | `heads` | what stands in front of a record, and the records of a region |
+//! | `base` | the store as it lies in its segment: its parts, its lease |
 //! | [`portable`] | a record that can travel: sealed, and believed only when its checksum says so |
 //! | [`schema`] | a schema, parsed: where the parts of a sample lie in its record |
 
 mod base;
-mod format;
-mod index;
+mod heads;
 pub mod portable;
-mod regions;
 pub mod schema;
 mod schemas;
 mod store;
@@ -25,7 +21,7 @@ mod tests;
 mod waiting;
 
 pub use base::RecordStore;
-pub use format::{MAX_RECORD, Record};
-pub use regions::count_records;
 pub use schemas::INLINE;
 pub use store::{Claim, Put, StoreStats};
+
+pub use crate::space::{MAX_RECORD, Record};

@@ -2,7 +2,7 @@
 //!
 //! They are appended one after the other, each behind its length, and never changed.
 
-use super::base::RecordStore;
+use super::base::{LOCK_OF_SCHEMAS, RecordStore};
 use super::portable::schema_hash;
 use crate::segment::layout::SCHEMA_BYTES;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ impl RecordStore {
         }
         let need = 4 + schema.len().next_multiple_of(4);
         let lease = self.lease()?;
-        self.locked(self.lock_of_schemas(), lease, || {
+        self.space().locked(LOCK_OF_SCHEMAS, lease, || {
             // Again: somebody may have added it.
             let mut known = self.schemas();
             if let Some(number) = known.position(|known| known == schema) {

@@ -16,13 +16,13 @@
 //! leave is a claim, which others take over, and a gap, which goes with its region.
 
 use super::base::RecordStore;
-use super::format::{self, HEAD_BYTES, MAX_RECORD, Record};
+use super::heads::{HEAD_BYTES, pack_head, room_for};
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active as broken};
 use crate::segment::claim::{self, Lease, Slots, claimed_by};
 use crate::segment::counters::Count;
+use crate::space::{self, Firm, Ground, MAX_RECORD, Record};
 use std::io::IoSlice;
-use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 /// How often a copy is tried again while others empty the region under it.
@@ -95,26 +95,23 @@ impl RecordStore {
 
     // Reading
 
+    /// Has the processor fetch what the index knows of sample `i`, for a `find` that will come.
+    #[inline]
+    pub fn prefetch(&self, i: usize) {
+        self.space().prefetch(i);
+    }
+
     /// Where the record of sample `i` is. Its bytes may change at any time: copy them, then ask
     /// `is_whole`. Counts nothing.
     #[inline]
     pub fn find(&self, i: usize) -> Option<Record> {
-        let found = self.indexed(i)?;
-        // SYNC POINT generation: Acquire here, Release in `raise`.
-        (self.generation(found.region.into(), Ordering::Acquire) == found.generation).then(|| {
-            self.touch(found.region.into());
-            found
-        })
+        self.space().find(i)
     }
 
     /// Whether all that was read of this record until now was the record.
     #[inline]
     pub fn is_whole(&self, region: u32, generation: u32) -> bool {
-        // SYNC POINT changed: Acquire fence here, SeqCst fences in `raise` and `reserve`: if one new
-        // byte was read, the load below sees the raise before it.
-        fence(Ordering::Acquire);
-        self.generation(region.into(), Ordering::Relaxed) == generation
-            || broken(Fault::IgnoreEpoch)
+        self.space().is_whole(region, generation)
     }
 
     /// Runs `copy` on the record of sample `i`; `Some` only if it did not change meanwhile. What
@@ -188,7 +185,7 @@ impl RecordStore {
             }
         }
         let _ends = Ends(self.own_claim(i).map(|lease| (self.slots(), lease)), i);
-        self.fill_claimed(i, schema, parts)
+        self.fill_claimed(i, schema, parts, &Firm)
     }
 
     /// This process's lease, if it has claimed sample `i` under it. A forked child may come with a claim
@@ -197,13 +194,19 @@ impl RecordStore {
         self.lease().filter(|&lease| self.slots().state(i) == claimed_by(lease))
     }
 
-    /// The same, and the claim stays: `abandon` ends it.
-    pub fn fill_claimed(&self, i: usize, schema: u16, parts: &[IoSlice<'_>]) -> Result<Put> {
+    /// The same, and the claim stays: `abandon` ends it. `ground` is asked before a region is emptied.
+    pub(crate) fn fill_claimed(
+        &self,
+        i: usize,
+        schema: u16,
+        parts: &[IoSlice<'_>],
+        ground: &dyn Ground,
+    ) -> Result<Put> {
         let Some(lease) = self.own_claim(i) else {
             self.counters().add(Count::Lost, 1);
             return Ok(Put::StoredElsewhere);
         };
-        let put = self.store(i, lease, schema, parts);
+        let put = self.store(i, lease, schema, parts, ground);
         match put {
             Ok(Put::Stored) => {}
             Ok(Put::TooLarge) => self.counters().add(Count::TooLarge, 1),
@@ -213,17 +216,27 @@ impl RecordStore {
     }
 
     /// Stores the record of a claimed sample; the claim stays.
-    fn store(&self, i: usize, lease: Lease, schema: u16, parts: &[IoSlice<'_>]) -> Result<Put> {
+    fn store(
+        &self,
+        i: usize,
+        lease: Lease,
+        schema: u16,
+        parts: &[IoSlice<'_>],
+        ground: &dyn Ground,
+    ) -> Result<Put> {
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
         if len > self.longest() {
             return Ok(Put::TooLarge);
         }
-        let Some(reserved) = self.reserve(lease, len) else { return Ok(Put::NoRoom) };
-        let head = format::pack_head(i as u64, len, schema);
-        let words = format::pack(reserved.at + HEAD_BYTES, len, schema, reserved.generation);
-        self.announce(i, words);
+        let space = self.space();
+        let Ok(reserved) = space.reserve(lease, room_for(len), ground) else {
+            return Ok(Put::NoRoom);
+        };
+        let head = pack_head(i as u64, len, schema);
+        let words = space::pack(reserved.at + HEAD_BYTES, len, schema, reserved.generation);
+        space.announce(i, words);
         if broken(Fault::PublishEarly) {
-            self.publish(i, words);
+            space.publish(i, words);
         }
         let parts: Vec<IoSlice<'_>> =
             [IoSlice::new(&head)].into_iter().chain(parts.iter().copied()).collect();
@@ -234,8 +247,8 @@ impl RecordStore {
             }
             return Ok(Put::Refused(self.segment().freeze(errno)));
         }
-        self.count_record(reserved.region, reserved.generation);
-        self.publish(i, words);
+        space.count_record(reserved.region, reserved.generation);
+        space.publish(i, words);
         self.counters().add(Count::Fills, 1);
         self.counters().add(Count::Bytes, len);
         Ok(Put::Stored)
@@ -248,12 +261,12 @@ impl RecordStore {
         };
         let lease =
             self.lease().ok_or_else(|| if self.is_cut_off() { Error::closed() } else { busy() })?;
-        if !self.empty_all(lease).ok_or_else(busy)? {
+        if !self.space().empty_all(lease, &Firm).ok_or_else(busy)? {
             return Err(Error::new(
                 Kind::State,
                 format!(
                     "this cache was emptied {} times, which is as often as it can be; make a new one",
-                    format::LAST_GENERATION - 1
+                    space::LAST_GENERATION - 1
                 ),
             ));
         }
@@ -302,8 +315,8 @@ impl RecordStore {
             too_large: sum(Count::TooLarge),
             evicted: sum(Count::Evicted),
             unsupported: sum(Count::Unsupported),
-            filled: self.filled(),
-            used_bytes: self.used_bytes(),
+            filled: self.space().filled(),
+            used_bytes: self.space().used_bytes(),
             data_bytes: self.geometry().data_bytes,
             frozen: self.segment().is_frozen(),
         }

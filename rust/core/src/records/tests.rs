@@ -1,18 +1,24 @@
 //! What the store promises, as far as one process can see it. The rest is in tests/torture/records.rs.
 #![allow(unsafe_code)] // forks, and pages that nobody may touch
 
-use super::format::HEAD_BYTES;
+use super::heads::{HEAD_BYTES, pack_head, room_for};
 use super::{Claim, Put, RecordStore};
 use crate::fault::meeting;
-use crate::segment::claim::LEASES;
-use crate::segment::layout::{Geometry, RECORD_ALIGN, RecordsGeometry};
+use crate::segment::claim::{LEASES, Lease};
+use crate::segment::layout::{Geometry, RecordsGeometry};
+use crate::segment::space_layout::RECORD_ALIGN;
 use crate::segment::{Backing, Request, random_name};
+use crate::space::{self, Firm, Reserved};
 use crate::sys::ofd::lock_byte;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
+
+fn reserve(store: &RecordStore, lease: Lease, len: u64) -> Option<Reserved<'_>> {
+    store.space().reserve(lease, room_for(len), &Firm).ok()
+}
 
 fn store(limit: u64, samples: u64, recycle: bool) -> Arc<RecordStore> {
     let request = Request {
@@ -148,9 +154,9 @@ fn the_records_of_a_region_are_found_without_the_index() {
             if i % 3 == 0 {
                 // Room that somebody took and died without a word, and room with a false head in it.
                 let lease = store.lease().unwrap();
-                let lost = store.reserve(lease, (i % 50) as u64).map(|lost| lost.at);
+                let lost = reserve(&store, lease, (i % 50) as u64).map(|lost| lost.at);
                 if let Some(at) = lost.filter(|_| i % 2 == 0) {
-                    let head = super::format::pack_head(stored.len() as u64, 40, 0);
+                    let head = pack_head(stored.len() as u64, 40, 0);
                     store.segment().write(&head, store.layout().data_at + at).unwrap();
                 }
             }
@@ -237,7 +243,7 @@ fn emptying_touches_no_entry_of_the_index() {
                 let lease = store.lease().unwrap(); // looks at all states, once per process
                 for (from, to) in [
                     (layout.states_at, layout.states_at + 2 * SAMPLES), // then come those of the locks
-                    (layout.index_at, layout.regions_at),
+                    (layout.space.index_at, layout.space.regions_at),
                 ] {
                     let from = from.next_multiple_of(4096) as usize;
                     let pages = to as usize / 4096 * 4096 - from;
@@ -254,7 +260,7 @@ fn emptying_touches_no_entry_of_the_index() {
             store.clear().unwrap();
             if recycle {
                 for _ in 0..3 * store.geometry().regions {
-                    store.reserve(lease, store.longest()).unwrap();
+                    reserve(store, lease, store.longest()).unwrap();
                 }
             }
             assert_eq!(store.stats().filled, 0);
@@ -272,17 +278,17 @@ fn what_is_being_written_while_the_store_is_cleared_is_gone_and_keeps_its_room()
         let store = store(1 << 20, 10, recycle);
         let lease = store.lease().unwrap();
         assert_eq!(store.begin(1), Claim::LoadAndStore);
-        let reserved = store.reserve(lease, 100).unwrap();
-        let words = super::format::pack(reserved.at, 100, 0, reserved.generation);
-        store.announce(1, words);
+        let reserved = reserve(&store, lease, 100).unwrap();
+        let words = space::pack(reserved.at, 100, 0, reserved.generation);
+        store.space().announce(1, words);
         store.clear().unwrap();
         // Somebody else does not get the room of the one who is still writing: other room, or none.
         let meanwhile = if recycle { Put::Stored } else { Put::NoRoom };
         assert_eq!(put(&store, 2, &[2; 100]), meanwhile);
         let other = store.find(2).map(|found| found.at as u64);
         assert_ne!(other, Some(store.layout().data_at + reserved.at));
-        store.count_record(reserved.region, reserved.generation);
-        store.publish(1, words);
+        store.space().count_record(reserved.region, reserved.generation);
+        store.space().publish(1, words);
         drop(reserved);
         store.abandon(1);
         assert_eq!((store.find(1), store.stats().filled), (None, u64::from(recycle)));
@@ -298,7 +304,7 @@ fn the_room_of_a_cleared_store_is_there_once_who_wrote_is_done_or_dead() {
         let longest = (store.longest() - RECORD_ALIGN) as usize;
         let writes = |then: &dyn Fn()| {
             let lease = store.lease().unwrap();
-            let reserved = store.reserve(lease, longest as u64).unwrap();
+            let reserved = reserve(&store, lease, longest as u64).unwrap();
             store.clear().unwrap();
             assert_eq!(put(&store, 1, &[1; 10]), Put::NoRoom);
             then();
@@ -330,8 +336,8 @@ fn a_count_that_the_dead_left_is_made_anew() {
             in_child(|| {
                 let lease = store.lease().unwrap();
                 assert_eq!(store.begin(50), Claim::LoadAndStore);
-                let reserved = store.reserve(lease, 100).unwrap();
-                store.count_record(reserved.region, reserved.generation);
+                let reserved = reserve(&store, lease, 100).unwrap();
+                store.space().count_record(reserved.region, reserved.generation);
                 std::mem::forget(reserved);
                 // SAFETY: ends this child.
                 unsafe { libc::_exit(0) }
@@ -350,10 +356,10 @@ fn a_count_that_the_dead_left_is_made_anew() {
 fn a_region_that_has_no_generation_left_is_not_emptied_again() {
     let store = store(1 << 20, 10, false);
     put(&store, 1, b"one");
-    let (last, before) = (super::format::LAST_GENERATION, store.generation(0, Ordering::Relaxed));
-    store.skip_generations(0, u64::from(last - before) - 1);
+    let (last, before) = (space::LAST_GENERATION, store.space().generation(0, Ordering::Relaxed));
+    store.space().skip_generations(0, u64::from(last - before) - 1);
     store.clear().unwrap();
-    assert_eq!(store.generation(0, Ordering::Relaxed), last);
+    assert_eq!(store.space().generation(0, Ordering::Relaxed), last);
     put(&store, 1, b"last");
     let refused = store.clear().unwrap_err().to_string();
     assert!(refused.contains("2147483646 times"), "{refused}");
@@ -365,10 +371,10 @@ fn a_region_that_has_no_generation_left_is_not_emptied_again() {
 fn more_threads_than_can_write_at_once_wait_for_each_other() {
     let store = store(1 << 20, 10, false);
     let lease = store.lease().unwrap();
-    let mut writing: Vec<_> = (0..8).map(|_| store.reserve(lease, 10).unwrap()).collect();
-    assert!(store.reserve(lease, 10).is_none());
+    let mut writing: Vec<_> = (0..8).map(|_| reserve(&store, lease, 10).unwrap()).collect();
+    assert!(reserve(&store, lease, 10).is_none());
     writing.pop();
-    assert!(store.reserve(lease, 10).is_some());
+    assert!(reserve(&store, lease, 10).is_some());
     drop(writing);
     let many = |t: usize| {
         for i in (t..3200).step_by(32) {

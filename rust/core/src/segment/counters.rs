@@ -38,6 +38,8 @@ pub(crate) enum Count {
     Passed = 13,
     /// Samples of a type that cannot be stored.
     Unsupported = 14,
+    /// Reads and writes that failed.
+    Errors = 15,
 }
 
 /// The counters of a segment.

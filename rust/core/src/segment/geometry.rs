@@ -1,6 +1,7 @@
 //! What a segment holds and how much of it, whichever kind it is.
 
 use crate::error::Result;
+use crate::segment::disk_layout::DiskGeometry;
 use crate::segment::records_layout::RecordsGeometry;
 use crate::segment::slots_layout::SlotsGeometry;
 use crate::segment::table_layout::TableGeometry;
@@ -14,6 +15,8 @@ pub enum Geometry {
     Records(RecordsGeometry),
     /// What is known of files (files/table).
     Files(TableGeometry),
+    /// What is known of records in files (disk).
+    Disk(DiskGeometry),
 }
 
 impl Geometry {
@@ -23,6 +26,7 @@ impl Geometry {
             Geometry::Slots(geometry) => geometry.dataset_len,
             Geometry::Records(geometry) => geometry.dataset_len,
             Geometry::Files(table) => table.expected,
+            Geometry::Disk(disk) => disk.dataset_len,
         }
     }
 
@@ -35,6 +39,11 @@ impl Geometry {
                 (ours.dataset_len, ours.regions) == (theirs.dataset_len, theirs.regions)
             }
             (Geometry::Files(_), Geometry::Files(_)) => true,
+            (Geometry::Disk(ours), Geometry::Disk(theirs)) => {
+                let DiskGeometry { dataset_len, region_bytes, recycles, keyed, .. } = ours;
+                (*dataset_len, *region_bytes, *recycles, *keyed)
+                    == (theirs.dataset_len, theirs.region_bytes, theirs.recycles, theirs.keyed)
+            }
             _ => false,
         }
     }
@@ -45,6 +54,7 @@ impl Geometry {
             Geometry::Slots(_) => "size_limit_gib",
             Geometry::Records(_) => "memory",
             Geometry::Files(_) => "the number of files",
+            Geometry::Disk(_) => "the length of the dataset",
         }
     }
 
@@ -56,6 +66,7 @@ impl Geometry {
                 records.layout().map(|l| (l.states_at, l.data_at, l.total))
             }
             Geometry::Files(table) => table.layout().map(|l| (l.states_at, l.data_at, l.total)),
+            Geometry::Disk(disk) => disk.layout().map(|l| (l.states_at, l.total, l.total)),
         }?;
         Ok(Extent { states_at, data_at, total })
     }
@@ -78,6 +89,7 @@ impl std::fmt::Display for Geometry {
             Geometry::Slots(geometry) => geometry.fmt(f),
             Geometry::Records(geometry) => geometry.fmt(f),
             Geometry::Files(table) => table.fmt(f),
+            Geometry::Disk(disk) => disk.fmt(f),
         }
     }
 }

@@ -46,7 +46,15 @@
 //!   240  4   kind
 //! ```
 //!
-//! A table of files has kind 2 at 240 and differs from 32 on: see table_layout.rs.
+//! A table of files has kind 2 at 240 and differs from 32 on: see table_layout.rs. The table of a disk store
+//! has kind 3 (disk_layout.rs):
+//!
+//! ```text
+//!   32   8   dataset_len        40   8   bytes of one region
+//!   48   8   number of regions  56   4   flags: bit 0 recycles, bit 1 keyed
+//!   192  8   states offset      200  8   index offset
+//!   208  8   keys offset        216  8   total length
+//! ```
 //!
 //! Offsets follow from the geometry; they are stored so that a reader of another build that
 //! computes them differently refuses the segment instead of reading the wrong bytes.
@@ -55,6 +63,7 @@
 use crate::error::{Error, Kind, Result};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
+pub use crate::segment::disk_layout::{DiskGeometry, DiskLayout};
 pub use crate::segment::geometry::{Extent, Geometry};
 pub use crate::segment::parts::HEADER_BYTES;
 pub(crate) use crate::segment::records_layout::*;
@@ -71,6 +80,7 @@ const FLAG_VERIFY: u32 = 2;
 const KIND_SLOTS: u32 = 0;
 const KIND_RECORDS: u32 = 1;
 const KIND_FILES: u32 = 2;
+const KIND_DISK: u32 = 3;
 
 /// The immutable first bytes of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,13 +126,22 @@ impl Header {
                 put(40, &geometry.data_bytes.to_le_bytes());
                 put(48, &geometry.regions.to_le_bytes());
                 put(240, &KIND_RECORDS.to_le_bytes());
-                [layout.states_at, layout.index_at, layout.data_at, layout.total]
+                [layout.states_at, layout.space.index_at, layout.data_at, layout.total]
             }
             Geometry::Files(table) => {
                 put(32, &table.entries.to_le_bytes());
                 put(40, &table.expected.to_le_bytes());
                 put(240, &KIND_FILES.to_le_bytes());
                 table.layout()?.offsets()
+            }
+            Geometry::Disk(disk) => {
+                let layout = disk.layout()?;
+                put(32, &disk.dataset_len.to_le_bytes());
+                put(40, &disk.region_bytes.to_le_bytes());
+                put(48, &disk.regions.to_le_bytes());
+                put(56, &disk.flags().to_le_bytes());
+                put(240, &KIND_DISK.to_le_bytes());
+                [layout.states_at, layout.space.index_at, layout.keys_at, layout.total]
             }
         };
         for (i, offset) in offsets.iter().enumerate() {
@@ -155,7 +174,7 @@ impl Header {
             return refuse("checksum: its header is damaged".into());
         }
         let (flags, kind, ndim) = (u32_at(12), u32_at(240), u32_at(60) as usize);
-        if flags & !(FLAG_KEEP | FLAG_VERIFY) != 0 || ndim > MAX_DIMS || kind > KIND_FILES {
+        if flags & !(FLAG_KEEP | FLAG_VERIFY) != 0 || ndim > MAX_DIMS || kind > KIND_DISK {
             return refuse(format!(
                 "header: kind {kind}, flags {flags:#x} and {ndim} dimensions are not known"
             ));
@@ -182,6 +201,14 @@ impl Header {
             let table = TableGeometry { entries: u64_at(32), expected: u64_at(40) };
             let fits = TableLayout::of(&table).is_some_and(|l| l.offsets() == offsets);
             (Geometry::Files(table), fits)
+        } else if kind == KIND_DISK {
+            let words = (u64_at(32), u64_at(40), u64_at(48), u32_at(56));
+            let Some(disk) = DiskGeometry::from_header(words.0, words.1, words.2, words.3) else {
+                return refuse(format!("header: flags {:#x} are not known", words.3));
+            };
+            let fits = DiskLayout::of(&disk)
+                .is_some_and(|l| [l.states_at, l.space.index_at, l.keys_at, l.total] == offsets);
+            (Geometry::Disk(disk), fits)
         } else {
             let geometry = RecordsGeometry {
                 dataset_len: u64_at(32),
@@ -191,9 +218,9 @@ impl Header {
             let fits = geometry.dataset_len > 0
                 && (geometry.regions == 1 || geometry.regions == REGIONS)
                 && geometry.data_bytes > 0
-                && geometry.data_bytes.is_multiple_of(geometry.regions * RECORD_ALIGN)
-                && RecordsLayout::of(&geometry)
-                    .is_some_and(|l| [l.states_at, l.index_at, l.data_at, l.total] == offsets);
+                && RecordsLayout::of(&geometry).is_some_and(|l| {
+                    [l.states_at, l.space.index_at, l.data_at, l.total] == offsets
+                });
             (Geometry::Records(geometry), fits)
         };
         if !fits {

@@ -9,10 +9,11 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
-use crate::segment::layout::{self, Geometry, Header, RecordsGeometry};
+use crate::segment::layout::{self, Geometry, Header};
 use crate::segment::lease;
 use crate::segment::name::{SHM, file_name, path_of};
 use crate::segment::parts::{NOTES_AT, NOTES_BYTES};
+use crate::segment::space_layout::SpaceLayout;
 use crate::sys::fork;
 use crate::sys::mapping::Mapping;
 use crate::sys::private_file::{check_private, open_checked, read_header, unlink_same, write_all};
@@ -58,8 +59,8 @@ pub struct Listed {
     pub trouble: String,
 }
 
-/// How many records a store holds: only the room of records, above this one, can tell.
-pub type CountRecords = fn(&RecordsGeometry, &Mapping) -> Option<u64>;
+/// How many records a space holds: only its own room, above this one, can tell.
+pub type CountRecords = fn(&SpaceLayout, &Mapping) -> u64;
 
 /// One look at everything.
 pub fn list(count: CountRecords) -> Vec<Listed> {
@@ -122,7 +123,7 @@ pub fn describe(name: &str, text: &str) -> Result<()> {
 /// Removes the caches of that name, of any format; returns the files that went. One that is in use
 /// loses only its name, and only with `force`: its processes go on. An error if no file went.
 pub fn remove(name: &str, force: bool) -> Result<Vec<String>> {
-    let all: Vec<Listed> = list(|_, _| None).into_iter().filter(|each| each.name == name).collect();
+    let all: Vec<Listed> = list(|_, _| 0).into_iter().filter(|each| each.name == name).collect();
     let user = rustix::process::geteuid().as_raw();
     let (with_file, without): (Vec<&Listed>, Vec<&Listed>) =
         all.iter().filter(|each| each.user == user).partition(|each| !each.path.is_empty());
@@ -275,6 +276,7 @@ fn read(
         Geometry::Slots(_) => "slots",
         Geometry::Records(_) => "records",
         Geometry::Files(_) => "files",
+        Geometry::Disk(_) => "disk",
     };
     let ours = rustix::fs::fstat(file).is_ok_and(|stat| check_private(&stat).is_ok());
     if !ours && !active(Fault::MapOthers) {
@@ -286,7 +288,8 @@ fn read(
             let at = g.layout().map_err(|error| error.message().to_string())?.states_at;
             Some(lease::slots(&mapping, at, g.capacity).filled())
         }
-        Geometry::Records(geometry) => count(geometry, &mapping),
+        Geometry::Records(g) => g.layout().ok().map(|layout| count(&layout.space, &mapping)),
+        Geometry::Disk(g) => g.layout().ok().map(|layout| count(&layout.space, &mapping)),
         Geometry::Files(_) => None,
     };
     Ok(())
@@ -362,7 +365,7 @@ fn own_memfd(name: &str) -> Option<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::segment::layout::FORMAT;
+    use crate::segment::layout::{FORMAT, RecordsGeometry};
     use crate::segment::name::{file_prefix, random_name};
     use crate::segment::{Backing, Request, Segment};
     use std::os::unix::fs::PermissionsExt;
@@ -373,7 +376,7 @@ mod tests {
     }
 
     fn listed(name: &str) -> Vec<Listed> {
-        list(|_, _| Some(7)).into_iter().filter(|each| each.name == name).collect()
+        list(|_, _| 7).into_iter().filter(|each| each.name == name).collect()
     }
 
     #[test]

@@ -20,6 +20,8 @@
 //! | [`slots_layout`] | its part for dense caches |
 //! | [`records_layout`] | its part for records |
 //! | [`table_layout`] | its part for tables of files |
+//! | [`disk_layout`] | its part for tables of disk stores |
+//! | [`space_layout`] | the words of a space of records |
 //! | `parts` | its part that all have |
 //! | [`claim`] | the state of a slot: claim, publish, take over |
 
@@ -32,6 +34,7 @@ pub mod claim;
 pub(crate) mod counters;
 #[cfg(not(loom))]
 mod create;
+pub mod disk_layout;
 #[cfg(not(loom))]
 mod find;
 pub mod geometry;
@@ -54,6 +57,7 @@ pub mod records_layout;
 #[cfg(not(loom))]
 mod request;
 pub mod slots_layout;
+pub mod space_layout;
 pub mod table_layout;
 
 #[cfg(not(loom))]

@@ -2,8 +2,8 @@
 
 use crate::bytes::Bytes;
 use crate::error::{Error, Kind, Result};
-use crate::segment::claim::LEASES;
-use crate::segment::parts::{LINE, LOCKS, PAGE, STATES_AT};
+use crate::segment::parts::{LOCKS, PAGE, STATES_AT};
+use crate::segment::space_layout::{MAX_DATA_BYTES, RECORD_ALIGN, SpaceLayout};
 
 /// How much room there is for records of any size.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +50,13 @@ impl RecordsGeometry {
         geometry.layout().map(|_| geometry)
     }
 
+    /// What the index of so many samples takes, and room for a few bytes: the least that can be asked for.
+    pub fn least(dataset_len: u64, recycle: bool) -> Result<u64> {
+        let regions = if recycle { REGIONS } else { 1 };
+        let bare = Self { dataset_len, data_bytes: 0, regions };
+        Ok(bare.layout()?.data_at + regions * RECORD_ALIGN)
+    }
+
     /// Bytes of one region.
     pub fn region_bytes(&self) -> u64 {
         self.data_bytes / self.regions
@@ -81,21 +88,11 @@ impl std::fmt::Display for RecordsGeometry {
     }
 }
 
-/// Records begin at multiples of this, which suits every element type.
-pub(crate) const RECORD_ALIGN: u64 = 16;
-/// The most that an entry of the index can point into: 64 TiB.
-pub(crate) const MAX_DATA_BYTES: u64 = 1 << 46;
-const INDEX_ENTRY_BYTES: u64 = 16;
-/// Of the words of a region, readers look at those of the first line and writers at both.
-const REGION_BYTES: u64 = 2 * LINE;
-
 /// Offsets of the parts of a segment of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordsLayout {
     pub(crate) states_at: u64,
-    pub(crate) index_at: u64,
-    pub(crate) regions_at: u64,
-    pub(crate) writers_at: u64,
+    pub(crate) space: SpaceLayout,
     pub(crate) schemas_at: u64,
     /// The records. Everything before is metadata, allocated at creation.
     pub data_at: u64,
@@ -105,34 +102,15 @@ pub struct RecordsLayout {
 
 impl RecordsLayout {
     pub(crate) fn of(geometry: &RecordsGeometry) -> Option<Self> {
-        let lines = |at: u64| at.checked_next_multiple_of(LINE);
-        let entries = geometry.dataset_len.checked_mul(INDEX_ENTRY_BYTES)?;
+        let RecordsGeometry { dataset_len, data_bytes, regions } = *geometry;
         let states_at = STATES_AT;
-        let index_at = lines(
-            states_at.checked_add(geometry.dataset_len.checked_add(LOCKS)?.checked_mul(2)?)?,
-        )?;
-        let regions_at = lines(index_at.checked_add(entries)?)?;
-        let regions = geometry.regions.checked_mul(REGION_BYTES)?.checked_add(LINE)?;
-        let writers_at = regions_at.checked_add(regions)?;
-        let writers = 8 * u64::from(LEASES);
-        let schemas_at = lines(writers_at.checked_add(writers)?)?;
+        let index_at = states_at.checked_add(dataset_len.checked_add(LOCKS)?.checked_mul(2)?)?;
+        let (mut space, schemas_at) =
+            SpaceLayout::of(index_at, dataset_len, data_bytes, regions, regions > 1)?;
         let data_at =
             schemas_at.checked_add(SCHEMA_BYTES)?.checked_next_multiple_of(PAGE as u64)?;
-        let total = data_at.checked_add(geometry.data_bytes)?;
-        let fits = geometry.data_bytes <= MAX_DATA_BYTES && total <= i64::MAX as u64;
-        fits.then_some(Self {
-            states_at,
-            index_at,
-            regions_at,
-            writers_at,
-            schemas_at,
-            data_at,
-            total,
-        })
-    }
-
-    /// Where the words of region `r` are; those of all regions together stand before the first.
-    pub(crate) fn region_at(&self, r: u64) -> usize {
-        (self.regions_at + LINE + r * REGION_BYTES) as usize
+        let total = data_at.checked_add(data_bytes)?;
+        space.base = data_at;
+        (total <= i64::MAX as u64).then_some(Self { states_at, space, schemas_at, data_at, total })
     }
 }

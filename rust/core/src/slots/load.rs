@@ -5,6 +5,7 @@ use crate::segment::counters::Count;
 use crate::slots::cache::Cache;
 use crate::slots::outcome::Load;
 use crate::sys::mapping::checksum;
+use crate::sys::prefetch;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 impl Cache {
@@ -65,6 +66,13 @@ impl Cache {
 
     pub(super) fn checks(&self) -> &[AtomicU64] {
         self.mapping().words(self.layout().checks_at as usize, self.geometry().capacity as usize)
+    }
+
+    /// Has a sample fetched that is about to be copied.
+    pub(super) fn prefetch(&self, i: usize) {
+        let at = self.layout().slot_at(self.geometry(), i as u64) as usize;
+        let bytes = self.geometry().slot_bytes as usize;
+        prefetch::sample(self.mapping().at(at, bytes).as_ptr(), bytes);
     }
 
     /// Copies a sample to `to` if it is there and whole.

@@ -8,6 +8,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::slots::cache::Cache;
 use crate::slots::outcome::Stored;
+use crate::sys::prefetch;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Below this many bytes per thread a thread costs more than it saves.
@@ -84,7 +85,12 @@ impl Cache {
                 return;
             }
             let last = (first + batch.chunk).min(batch.indices.len());
+            let ahead = prefetch::samples_ahead(row);
             for (k, &index) in batch.indices.iter().enumerate().take(last).skip(first) {
+                let coming = batch.indices[..last].get(k + ahead);
+                if let Some(i) = coming.and_then(|&index| self.slot_of(index).ok()) {
+                    self.prefetch(i);
+                }
                 // SAFETY: row `k` of a chunk that only this thread has.
                 let to = unsafe { batch.out.add(k * row) };
                 // SAFETY: as above; the buffer lies outside the cache.

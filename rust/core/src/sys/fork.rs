@@ -20,7 +20,7 @@ use crate::fault::{Fault, active};
 use crate::sys::ofd;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -307,6 +307,13 @@ impl Unforked {
     pub(crate) fn keep(mut self, file: OwnedFd) -> Unshared {
         self.0.unshared.push(file.as_raw_fd());
         Unshared(Some(file))
+    }
+}
+
+impl Unshared {
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        // It goes when this is dropped, and not before.
+        self.0.as_ref().expect("open until it is dropped").as_fd()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The mapped bytes of a segment, and typed access to the parts that are shared.
 #![allow(unsafe_code)] // mapping memory, and atomics over it, cannot be done without
 
+use super::prefetch;
 use crate::fault::{Fault, active};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::fs::{CWD, Mode, OFlags};
@@ -126,15 +127,7 @@ impl Mapping {
     /// Has the processor fetch what lies at `at`, where it can.
     #[inline]
     pub(crate) fn prefetch(&self, at: usize) {
-        let start = self.at(at, 1);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a hint, which reads nothing that the program sees.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(start.as_ptr().cast_const().cast());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = start;
+        prefetch::word(self.at(at, 1).as_ptr());
     }
 
     pub(crate) fn half_word(&self, at: usize) -> &AtomicU32 {

@@ -1,10 +1,11 @@
-//! Files of segments: opened only if they can be ours, written whole, removed only if still the same.
+//! Files and folders that can only be ours: opened, written whole, removed only if still the same.
 
 use crate::fault::{Fault, active};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::io::IoSlice;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
 /// Removes `path` if it still names `file`. Call it with the exclusive lock held: nobody else can then
@@ -81,6 +82,48 @@ pub(crate) fn check_private(stat: &rustix::fs::Stat) -> std::result::Result<(), 
     }
 }
 
+/// Makes a folder, and those above it, for this user alone, whatever the umask says.
+pub(crate) fn private_folder(path: &Path) -> std::io::Result<()> {
+    let made = one_private_folder(path);
+    match (&made, path.parent()) {
+        (Err(error), Some(parent)) if error.kind() == std::io::ErrorKind::NotFound => {
+            private_folder(parent)?;
+            // Once: /proc says so again, whatever is there.
+            one_private_folder(path)
+        }
+        _ => made,
+    }
+}
+
+fn one_private_folder(path: &Path) -> std::io::Result<()> {
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) if active(Fault::NoChmod) => Ok(()),
+        Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// A folder of this user that nobody else can write to.
+pub(crate) fn check_folder(path: &Path) -> std::result::Result<(), String> {
+    let stat = rustix::fs::lstat(path).map_err(|errno| errno.to_string())?;
+    let uid = rustix::process::geteuid().as_raw();
+    if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
+        return Err(format!("{} is not a folder", path.display()));
+    }
+    if stat.st_uid != uid {
+        return Err(format!(
+            "{} belongs to user {}, we are user {uid}",
+            path.display(),
+            stat.st_uid
+        ));
+    }
+    if stat.st_mode & 0o022 != 0 {
+        return Err(format!("others may write to {} (chmod 700 it)", path.display()));
+    }
+    Ok(())
+}
+
 /// The first bytes of a file, and its length.
 pub(crate) fn read_header<const N: usize>(
     file: BorrowedFd<'_>,
@@ -153,4 +196,25 @@ pub(crate) fn allocate(file: BorrowedFd<'_>, at: u64, len: u64) -> rustix::io::R
 
 pub(crate) fn is_named(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink > 0)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_made_with_those_above_them_or_not_at_all() {
+        let top = std::env::temp_dir().join(format!("stocache-folders-{}", std::process::id()));
+        let lowest = top.join("a/b");
+        private_folder(&lowest).unwrap();
+        private_folder(&lowest).unwrap();
+        assert_eq!(std::fs::metadata(&lowest).unwrap().permissions().mode() & 0o777, 0o700);
+        std::fs::write(top.join("file"), []).unwrap();
+        assert!(private_folder(&top.join("file/c")).is_err());
+        std::fs::remove_dir_all(&top).unwrap();
+        // Where there are no folders to be made, the kernel says that there is none above.
+        for path in ["/proc/stocache", "/proc/stocache/a", ""] {
+            assert!(private_folder(Path::new(path)).is_err(), "{path:?}");
+        }
+    }
 }

@@ -5,6 +5,8 @@
 //! job and sleep while there is none, after they have looked for the next one for a moment: to be woken
 //! takes longer than a small job.
 //!
+//! There are two pools: threads that read wait for disks, and those that copy must not wait behind them.
+//!
 //! A job belongs to who posted it, and ends with it. Helpers go in under the lock of the queue; who ends
 //! a job takes it out of the queue under that lock, and waits until all are out.
 //!
@@ -144,7 +146,7 @@ impl Queue {
 }
 
 #[cfg(not(loom))]
-pub(crate) use real::{Done, Posted, post};
+pub(crate) use real::{Done, Posted, Threads, post};
 
 #[cfg(not(loom))]
 mod real {
@@ -155,8 +157,25 @@ mod real {
     use std::thread::Thread;
     use std::time::{Duration, Instant};
 
-    /// Copying is bound by the memory: more threads do not make it faster.
-    const MOST_HELPERS: usize = 7;
+    /// Which threads do it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Threads {
+        /// Those that copy in memory.
+        Copying,
+        /// Those that read from disks.
+        Reading,
+    }
+
+    impl Threads {
+        /// Copying is bound by the memory, reading by the disk: more threads do not make it faster.
+        fn most(self) -> usize {
+            match self {
+                Self::Copying => 7,
+                Self::Reading => 8,
+            }
+        }
+    }
+
     /// For so long a helper looks for the next job before it sleeps: about what a thread takes to wake.
     const LOOK: Duration = Duration::from_micros(60);
     /// So often between two looks at the clock.
@@ -165,6 +184,7 @@ mod real {
     /// The threads of this process. Never dropped: helpers wait until the process ends.
     struct ThreadPool {
         owner: Me,
+        threads: Threads,
         queue: Queue,
         helpers: Mutex<Vec<Thread>>,
     }
@@ -187,9 +207,9 @@ mod real {
     }
 
     /// Has `work(i)` called for every i below `parts`, by up to so many helpers.
-    pub(crate) fn post(parts: usize, helpers: usize, work: Work) -> Posted {
-        let posted = Posted { job: Box::new(Job::new(parts, work)), pool: pool() };
-        let wanted = parts.min(helpers).min(MOST_HELPERS);
+    pub(crate) fn post(threads: Threads, parts: usize, helpers: usize, work: Work) -> Posted {
+        let posted = Posted { job: Box::new(Job::new(parts, work)), pool: pool(threads) };
+        let wanted = parts.min(helpers).min(threads.most());
         if wanted > 0 {
             posted.pool.queue.post(&raw const *posted.job);
             posted.pool.wake(wanted);
@@ -227,23 +247,26 @@ mod real {
         }
     }
 
-    fn pool() -> &'static ThreadPool {
-        static CURRENT: AtomicPtr<ThreadPool> = AtomicPtr::new(std::ptr::null_mut());
+    fn pool(threads: Threads) -> &'static ThreadPool {
+        static POOLS: [AtomicPtr<ThreadPool>; 2] =
+            [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
+        let pool = &POOLS[threads as usize];
         let me = Me::now();
         loop {
             // Acquire: as below.
-            let current = CURRENT.load(Ordering::Acquire);
+            let current = pool.load(Ordering::Acquire);
             // SAFETY: null or a leaked pool, which is never freed.
             if let Some(found) = unsafe { current.as_ref() }.filter(|pool| pool.owner == me) {
                 return found;
             }
             let made = Box::into_raw(Box::new(ThreadPool {
                 owner: me,
+                threads,
                 queue: Queue::new(),
                 helpers: Mutex::new(Vec::new()),
             }));
             // Release: whoever sees the address sees the pool. That of the parent is left as it is.
-            let put = CURRENT.compare_exchange(current, made, Ordering::Release, Ordering::Relaxed);
+            let put = pool.compare_exchange(current, made, Ordering::Release, Ordering::Relaxed);
             if put.is_err() {
                 // SAFETY: made above, and nobody has seen it.
                 drop(unsafe { Box::from_raw(made) });
@@ -262,7 +285,11 @@ mod real {
                         std::thread::park();
                     }
                 };
-                match std::thread::Builder::new().name("stocache-gather".into()).spawn(serve) {
+                let name = match self.threads {
+                    Threads::Copying => "stocache-gather",
+                    Threads::Reading => "stocache-read",
+                };
+                match std::thread::Builder::new().name(name.into()).spawn(serve) {
                     Ok(helper) => helpers.push(helper.thread().clone()),
                     Err(_) => break, // no more threads to be had: fewer do it, too
                 }
@@ -272,6 +299,9 @@ mod real {
 
         /// Whether a job is posted within a moment.
         fn comes_soon(&self) -> bool {
+            if self.threads == Threads::Reading {
+                return false; // a disk takes longer than a thread to wake
+            }
             let began = Instant::now();
             while began.elapsed() < LOOK {
                 for _ in 0..LOOKS {
@@ -289,9 +319,14 @@ mod real {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::post;
+    use super::{Threads, Work};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn post(parts: usize, helpers: usize, work: Work) -> super::Posted {
+        let threads = if parts.is_multiple_of(2) { Threads::Copying } else { Threads::Reading };
+        super::post(threads, parts, helpers, work)
+    }
 
     /// A job that counts how often each part is done, and its counts.
     fn counting(parts: usize, helpers: usize) -> (super::Posted, Arc<Vec<AtomicUsize>>) {

@@ -147,7 +147,7 @@ impl Acquiring {
             // A claim ends when a level below has the sample, too: nobody loads it meanwhile.
             let memory = match self.to_store(index) {
                 Store::Caller if self.levels.has_more() => {
-                    self.levels.memory().fill_claimed(index, schema, parts)?
+                    self.levels.memory().fill_claimed(index, schema, parts, &*self.levels)?
                 }
                 Store::Caller => {
                     self.take(index);
@@ -159,12 +159,16 @@ impl Acquiring {
             filled.push(Filled { memory, below: false });
         }
         if self.levels.has_more() {
-            let no_room = |filled: &Filled| {
-                matches!(filled.memory, Put::NoRoom | Put::TooLarge | Put::Refused(_))
+            let all = self.levels.holds_all_below();
+            let goes_down = |filled: &Filled| match filled.memory {
+                Put::NoRoom | Put::TooLarge | Put::Refused(_) => true,
+                Put::Stored => all,
+                Put::StoredElsewhere => false,
             };
-            let left: Vec<usize> = (0..filled.len()).filter(|&k| no_room(&filled[k])).collect();
+            let left: Vec<usize> = (0..filled.len()).filter(|&k| goes_down(&filled[k])).collect();
             let rest: Vec<_> = left.iter().map(|&k| records[k]).collect();
-            for (&k, taken) in left.iter().zip(self.levels.pass_down(&rest)) {
+            let taken = self.levels.pass_down(&rest, Levels::deadline());
+            for (&k, taken) in left.iter().zip(taken) {
                 filled[k].below = taken;
             }
         }
@@ -265,21 +269,24 @@ impl Acquiring {
             .filter(|&k| matches!(self.wanted[k].1, State::Ours(_)))
             .collect();
         let indices: Vec<usize> = positions.iter().map(|&k| self.wanted[k].0).collect();
-        levels.fetch(&indices, &mut |which, fetched| {
+        let mut arrived = |which: usize, fetched: Fetched| {
             let (index, state) = &mut self.wanted[positions[which]];
             let State::Ours(store) = *state else { return Some(fetched) };
+            // A write that fails leaves what came to the caller.
+            let stays = store == Store::Caller && levels.rise(*index, &fetched);
             if store == Store::Caller {
-                let record = [IoSlice::new(fetched.bytes())];
-                // It ends the claim in any case. A write that fails leaves what came to the caller.
-                let put = levels.memory().fill(*index, fetched.schema, &record);
-                if matches!(put, Ok(Put::Stored)) {
-                    *state = State::There;
-                    return Some(fetched);
-                }
+                levels.memory().abandon(*index);
             }
-            *state = State::Given(fetched);
+            *state = if stays { State::There } else { State::Given(fetched) };
             None
-        });
+        };
+        if indices.len() > 1 && levels.readers() > 1 {
+            for (which, fetched) in levels.begin_claimed(indices).wait().into_iter().enumerate() {
+                fetched.and_then(|fetched| arrived(which, fetched));
+            }
+        } else {
+            levels.fetch(&indices, &mut arrived);
+        }
     }
 
     /// Who stores a sample that the caller was to load.

@@ -6,29 +6,30 @@
 //! record. Trouble of a tier is a miss that is counted; its first words are kept for whoever tells
 //! people.
 
-use super::tier::{Lent, Sealed, Sink, Tier, TierStats};
+use super::buffers::Buffers;
+use super::tier::{Filling, Lent, Sealed, Sink, Tier, TierStats};
 use crate::fault::{Fault, active as broken};
 use crate::records::portable::{self, HEAD, Head};
 use crate::records::schema::Schema;
 use crate::records::{INLINE, MAX_RECORD, RecordStore};
+use crate::sys::pages::Pages;
 use std::collections::HashMap;
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a level may take for what a batch lacks, before the samples are loaded instead.
 const DEADLINE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 10_000 });
-/// So many bytes of buffers are kept for the records of the next batch.
-const KEPT_BYTES: usize = 64 << 20;
 
 /// Memory, and the tiers below it, the nearest first.
 pub struct Levels {
     memory: Arc<RecordStore>,
     below: Vec<Level>,
-    /// Memory that records were read into before: its pages are there. Only tried to lock, because a
-    /// forked child may find it locked by a thread that it does not have.
-    buffers: Mutex<Vec<Vec<u8>>>,
+    /// Memory that records were read into before. Only tried to lock, because a forked child may find it
+    /// locked by a thread that it does not have.
+    buffers: Mutex<Buffers>,
     /// Schemas that may come up, by content hash, with their numbers in memory. As above.
     known: Mutex<HashMap<u128, u16>>,
 }
@@ -64,14 +65,15 @@ pub struct LevelStats {
 pub struct Fetched {
     /// The number of its schema in memory, or INLINE.
     pub schema: u16,
-    memory: Vec<u8>,
-    len: usize,
+    memory: Pages,
+    /// Where its bytes lie.
+    at: Range<usize>,
 }
 
 impl Fetched {
     /// The bytes of the record.
     pub fn bytes(&self) -> &[u8] {
-        &self.memory[HEAD..self.len]
+        &self.memory[self.at.clone()]
     }
 }
 
@@ -115,7 +117,72 @@ impl Levels {
 
     /// What a tier said when it first failed, once: for one warning.
     pub fn news(&self) -> Option<String> {
-        self.below.iter().find_map(|level| level.news.try_lock().ok()?.take())
+        let said = |level: &Level| level.tier.news().or_else(|| level.news.try_lock().ok()?.take());
+        self.below.iter().find_map(said)
+    }
+
+    /// Empties all levels, the lowest first: what is above would be put there.
+    pub fn clear(&self) -> crate::Result<()> {
+        self.below.iter().rev().try_for_each(|level| level.tier.clear())?;
+        self.memory.clear()
+    }
+
+    /// Waits until what this process gave to levels below is where it belongs; whether it is.
+    pub fn flush(&self, patience: Duration) -> bool {
+        let began = Instant::now();
+        let left = || patience.saturating_sub(began.elapsed());
+        self.below.iter().all(|level| level.tier.flush(left()))
+    }
+
+    /// Whether a level below has this sample, and says so without asking anybody.
+    pub fn is_below(&self, index: usize) -> bool {
+        self.below.iter().any(|level| level.tier.has(index as u64) == Some(true))
+    }
+
+    /// Whether every sample is in memory, or in a level below that says so without asking anybody.
+    pub fn is_complete(&self) -> bool {
+        let samples = self.memory.geometry().dataset_len;
+        let filled = self.memory.stats().filled;
+        if filled == samples {
+            return true;
+        }
+        let below = self.filling_below().map_or(0, |below| below.records);
+        let is_there = |i: usize| self.memory.find(i).is_some() || self.is_below(i);
+        filled + below >= samples && (0..samples as usize).all(is_there)
+    }
+
+    /// How many threads may ask the levels below at the same time with profit.
+    pub(super) fn readers(&self) -> usize {
+        self.below.iter().map(|level| level.tier.readers()).max().unwrap_or(1)
+    }
+
+    /// How full the level below memory is, if that is one of this node.
+    pub(super) fn filling_below(&self) -> Option<Filling> {
+        self.below.first().and_then(|level| level.tier.filling())
+    }
+
+    /// Whether the level below has room for all samples, also for those in memory. Then all go there, so
+    /// that the next run finds them, and what comes up stays in memory while there is room. If not, both
+    /// together are the room there is, and a sample is in one of them.
+    ///
+    /// Where memory is recycled, what leaves it goes down, and what comes up comes in.
+    pub(super) fn holds_all_below(&self) -> bool {
+        const FEW: u64 = 16; // too few to know what a sample takes
+        let Some(below) = self.filling_below().filter(|_| !self.memory.recycles()) else {
+            return false;
+        };
+        let space = self.memory.space();
+        let known = space.about_filled() + below.records;
+        if known < FEW {
+            return true;
+        }
+        let each = (space.used_bytes() + below.bytes).div_ceil(known);
+        let to_come = self.memory.geometry().dataset_len.saturating_sub(below.records);
+        // A little more, because groups of records are whole pages; and the more, the less is known of what
+        // samples take.
+        let spare = 1.0 / 32.0 + 2.0 / (known as f64).sqrt();
+        let need = to_come as f64 * each as f64 * (1.0 + spare);
+        need <= below.capacity.saturating_sub(below.bytes) as f64
     }
 
     /// Asks the levels below for these samples. `arrived` gets each that is found, by its position, and
@@ -125,7 +192,7 @@ impl Levels {
         indices: &[usize],
         arrived: &mut dyn FnMut(usize, Fetched) -> Option<Fetched>,
     ) {
-        let deadline = Instant::now() + DEADLINE;
+        let deadline = Self::deadline();
         let mut missing: Vec<usize> = (0..indices.len()).collect();
         for level in &self.below {
             if missing.is_empty() {
@@ -134,6 +201,7 @@ impl Levels {
             let keys: Vec<u64> = missing.iter().map(|&which| indices[which] as u64).collect();
             let mut arriving = Arriving {
                 levels: self,
+                tier: &*level.tier,
                 wanted: vec![true; keys.len()],
                 keys: &keys,
                 deadline,
@@ -151,10 +219,18 @@ impl Levels {
         }
     }
 
+    /// Until when levels below may take what they are given now.
+    pub(super) fn deadline() -> Instant {
+        Instant::now() + DEADLINE
+    }
+
     /// Gives records to the levels below, each to the first that takes it; whether one did.
-    pub(super) fn pass_down(&self, records: &[(usize, u16, &[IoSlice<'_>])]) -> Vec<bool> {
+    pub(super) fn pass_down(
+        &self,
+        records: &[(usize, u16, &[IoSlice<'_>])],
+        deadline: Instant,
+    ) -> Vec<bool> {
         let mut taken = vec![false; records.len()];
-        let deadline = Instant::now() + DEADLINE;
         let fingerprint = self.memory.segment().header().fingerprint;
         for level in &self.below {
             let mut which = Vec::new();
@@ -164,12 +240,11 @@ impl Levels {
             {
                 let Some(schema) = self.travels(level, number, parts, deadline) else { continue };
                 let len = parts.iter().map(|part| part.len() as u64).sum();
-                let head = Head { key: index as u64, fingerprint, schema, len };
-                sealed.push(Sealed {
-                    key: index as u64,
-                    head: portable::seal(&head, parts),
-                    parts,
-                });
+                let number = index as u64;
+                let (key, fingerprint) =
+                    level.tier.identity(number).unwrap_or((number, fingerprint));
+                let head = Head { key, fingerprint, schema, len };
+                sealed.push(Sealed { key: number, head: portable::seal(&head, parts), parts });
                 which.push(k);
             }
             if sealed.is_empty() {
@@ -214,26 +289,19 @@ impl Levels {
     }
 
     /// None if there is no memory: a length that a tier says may be anything.
-    fn buffer(&self, len: usize) -> Option<Vec<u8>> {
-        let kept = self.buffers.try_lock().ok().and_then(|mut kept| kept.pop());
-        let mut buffer = kept.unwrap_or_default();
-        if buffer.len() < len {
-            buffer.try_reserve_exact(len - buffer.len()).ok()?;
-            buffer.resize(len, 0);
-        }
-        Some(buffer)
+    fn buffer(&self, len: usize) -> Option<Pages> {
+        let kept = self.buffers.try_lock().ok().and_then(|mut kept| kept.take(len));
+        kept.or_else(|| Pages::new(len))
     }
 
     /// Takes memory back, for the next record.
-    pub(super) fn reuse(&self, fetched: Fetched) {
+    pub fn reuse(&self, fetched: Fetched) {
         self.keep(fetched.memory);
     }
 
-    fn keep(&self, buffer: Vec<u8>) {
-        if let Ok(mut kept) = self.buffers.try_lock()
-            && kept.iter().map(Vec::len).sum::<usize>() + buffer.len() <= KEPT_BYTES
-        {
-            kept.push(buffer);
+    fn keep(&self, buffer: Pages) {
+        if let Ok(mut kept) = self.buffers.try_lock() {
+            kept.keep(buffer);
         }
     }
 }
@@ -271,6 +339,7 @@ fn inline_schema(record: &[u8]) -> Option<&[u8]> {
 /// Records on their way up.
 struct Arriving<'a> {
     levels: &'a Levels,
+    tier: &'a dyn Tier,
     keys: &'a [u64],
     deadline: Instant,
     /// What has not come yet.
@@ -282,33 +351,41 @@ struct Arriving<'a> {
 }
 
 impl Sink for Arriving<'_> {
-    fn lend(&mut self, which: usize, len: usize) -> Option<Lent> {
+    fn lend(&mut self, which: usize, len: usize, room: usize) -> Option<Lent> {
         let wanted = *self.wanted.get(which)?;
         let fits = (HEAD..=HEAD + MAX_RECORD as usize).contains(&len);
         if !wanted || !fits {
             return None;
         }
-        Some(Lent::new(which, self.levels.buffer(len)?, len))
+        Some(Lent::new(which, self.levels.buffer(room.max(len))?, len))
     }
 
-    fn done(&mut self, lent: Lent) {
+    fn done(&mut self, lent: Lent) -> bool {
         let which = lent.which();
         // A tier may say so twice, or of what it was not asked for.
-        let Some(true) = self.wanted.get(which).copied() else { return };
-        let fingerprint = self.levels.memory.segment().header().fingerprint;
-        let Ok((head, bytes)) = portable::open(&lent, self.keys[which], fingerprint) else {
+        let Some(true) = self.wanted.get(which).copied() else { return true };
+        let number = self.keys[which];
+        let (key, fingerprint) = self
+            .tier
+            .identity(number)
+            .unwrap_or_else(|| (number, self.levels.memory.segment().header().fingerprint));
+        let Ok((head, bytes)) = portable::open(&lent, key, fingerprint) else {
             self.damaged += 1;
-            self.levels.keep(lent.into_memory());
-            return;
+            self.levels.keep(lent.into_memory().0);
+            return false;
         };
         match head.schema {
             None if inline_schema(bytes).is_some_and(is_safe) => self.give(lent, INLINE),
-            None => self.damaged += 1,
+            None => {
+                self.damaged += 1;
+                return false;
+            }
             Some(hash) => match self.known(hash) {
                 Some(number) => self.give(lent, number),
                 None => self.unknown.push((lent, which, hash)),
             },
         }
+        true
     }
 }
 
@@ -329,9 +406,10 @@ impl Arriving<'_> {
     }
 
     fn give(&mut self, lent: Lent, schema: u16) {
-        let (which, len) = (lent.which(), lent.len());
+        let which = lent.which();
         self.wanted[which] = false;
-        let fetched = Fetched { schema, memory: lent.into_memory(), len };
+        let (memory, at) = lent.into_memory();
+        let fetched = Fetched { schema, memory, at: at.start + HEAD..at.end };
         if let Some(unused) = (self.arrived)(which, fetched) {
             self.levels.reuse(unused);
         }

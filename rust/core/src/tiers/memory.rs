@@ -33,7 +33,7 @@ impl Tier for Memory {
             let index = i64::try_from(key).ok().and_then(|key| store.index(key));
             let found = index.and_then(|i| {
                 store.read(i, |record| {
-                    let mut lent = sink.lend(which, HEAD + record.len)?;
+                    let mut lent = sink.lend(which, HEAD + record.len, HEAD + record.len)?;
                     let bytes = &mut lent[HEAD..];
                     // SAFETY: as long as the record.
                     unsafe { store.copy_out(record, bytes.as_mut_ptr()) };
@@ -55,8 +55,7 @@ impl Tier for Memory {
             let fingerprint = self.fingerprint();
             let sealed = Head { key, fingerprint, schema, len: bytes.len() as u64 };
             head.copy_from_slice(&portable::seal(&sealed, &[IoSlice::new(bytes)]));
-            sink.done(lent);
-            hits += 1;
+            hits += u64::from(sink.done(lent));
         }
         store.note(hits, misses);
         Ok(())
@@ -94,6 +93,9 @@ impl Tier for Memory {
             fills: stats.fills,
             records: stats.filled,
             bytes: stats.used_bytes,
+            capacity: stats.data_bytes,
+            evicted: stats.evicted,
+            errors: 0,
         }
     }
 }

@@ -3,17 +3,27 @@
 //! | module | role |
 //! | --- | --- |
 //! | [`acquire`] | the way of a sample from where it is to the caller: claim, memory, levels below, load, fill |
+//! | `moves` | records that change their level |
+//! | [`fetch`] | records of many samples from below, asked for by several threads |
 //! | [`levels`] | memory and what is below it |
+//! | `buffers` | memory that records are read into |
+//! | [`disk`] | files of a near disk as a level |
 //! | [`memory`] | memory as a level |
 //! | [`tier`] | what a level must do |
 
 pub mod acquire;
+mod buffers;
+pub mod disk;
+pub mod fetch;
 pub mod levels;
 pub mod memory;
+mod moves;
 #[cfg(test)]
 mod tests;
 pub mod tier;
 
 pub use acquire::{Acquiring, Filled};
-pub use levels::Levels;
+pub use disk::Disk;
+pub use fetch::Fetching;
+pub use levels::{Fetched, Levels};
 pub use tier::{Lent, Sealed, Sink, Tier, TierStats};

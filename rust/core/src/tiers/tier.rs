@@ -6,9 +6,10 @@
 
 use crate::error::Result;
 use crate::records::portable::HEAD;
+use crate::sys::pages::Pages;
 use std::io::IoSlice;
-use std::ops::{Deref, DerefMut};
-use std::time::Instant;
+use std::ops::{Deref, DerefMut, Range};
+use std::time::{Duration, Instant};
 
 /// A level. All calls are synchronous, from any thread and any process: what a process inherits by
 /// fork (a connection, a thread) is not its own, and a tier makes its own at the first use.
@@ -32,31 +33,68 @@ pub trait Tier: Send + Sync {
 
     /// What it holds and did, as far as it knows.
     fn stats(&self) -> TierStats;
+
+    /// Whether it has a sample, if it can say so without asking anybody.
+    fn has(&self, _key: u64) -> Option<bool> {
+        None
+    }
+
+    /// What the record of a sample is sealed with, if that is not its number and the dataset's fingerprint.
+    fn identity(&self, _key: u64) -> Option<(u64, u128)> {
+        None
+    }
+
+    /// About how many records it has, how many bytes they take, and how many it may hold; nothing where it
+    /// is not known.
+    fn filling(&self) -> Option<Filling> {
+        None
+    }
+
+    /// How many threads may ask for records at the same time with profit.
+    fn readers(&self) -> usize {
+        1
+    }
+
+    /// Forgets all records.
+    fn clear(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Waits until what it took from this process is where it belongs; whether it is.
+    fn flush(&self, _patience: Duration) -> bool {
+        true
+    }
+
+    /// What people should know, once.
+    fn news(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Where records are read to. It lends memory, and so decides whether that is where a record stays.
 pub trait Sink {
-    /// Memory for the record of the sample at this position of the keys, `len` bytes in all. None if a
-    /// record of that length is not wanted. Several may be lent at the same time; one that is dropped
-    /// is a miss.
-    fn lend(&mut self, which: usize, len: usize) -> Option<Lent>;
+    /// Memory for the record of the sample at this position of the keys, `len` bytes in all, in `room` or more:
+    /// a disk reads whole pages. None if a record of that length is not wanted. Several may be lent at the same
+    /// time; one that is dropped is a miss.
+    fn lend(&mut self, which: usize, len: usize, room: usize) -> Option<Lent>;
 
-    /// A record that was read whole.
-    fn done(&mut self, lent: Lent);
+    /// A record that was read whole; false if it is not the one that was asked for. Who has such a record
+    /// does well to forget it: only then it is put again.
+    fn done(&mut self, lent: Lent) -> bool;
 }
 
 /// Memory for one record.
 pub struct Lent {
     which: usize,
-    len: usize,
-    memory: Vec<u8>,
+    memory: Pages,
+    at: Range<usize>,
 }
 
 impl Lent {
     /// The first `len` bytes of this memory, for the record at this position.
-    pub fn new(which: usize, memory: Vec<u8>, len: usize) -> Self {
+    pub fn new(which: usize, memory: Pages, len: usize) -> Self {
         assert!(len <= memory.len());
-        Self { which, len, memory }
+        Self { which, memory, at: 0..len }
     }
 
     /// For which of the keys.
@@ -64,9 +102,21 @@ impl Lent {
         self.which
     }
 
-    /// The memory itself, with what was read.
-    pub fn into_memory(self) -> Vec<u8> {
-        self.memory
+    /// All of the memory, to be read into.
+    pub fn pages(&mut self) -> &mut [u8] {
+        &mut self.memory
+    }
+
+    /// Says that the record begins here in the memory.
+    pub fn lies_at(&mut self, start: usize) {
+        let len = self.at.len();
+        assert!(start + len <= self.memory.len());
+        self.at = start..start + len;
+    }
+
+    /// The memory itself, and where the record lies in it.
+    pub fn into_memory(self) -> (Pages, Range<usize>) {
+        (self.memory, self.at)
     }
 }
 
@@ -74,13 +124,13 @@ impl Deref for Lent {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.memory[..self.len]
+        &self.memory[self.at.clone()]
     }
 }
 
 impl DerefMut for Lent {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.memory[..self.len]
+        &mut self.memory[self.at.clone()]
     }
 }
 
@@ -106,6 +156,17 @@ impl Sealed<'_> {
     }
 }
 
+/// How full a tier is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filling {
+    /// Records, or a few more.
+    pub records: u64,
+    /// Bytes that they take.
+    pub bytes: u64,
+    /// Bytes that there may be.
+    pub capacity: u64,
+}
+
 /// What a tier holds and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierStats {
@@ -119,4 +180,10 @@ pub struct TierStats {
     pub records: u64,
     /// Bytes that they take.
     pub bytes: u64,
+    /// Bytes that it may hold; 0 if it is not known.
+    pub capacity: u64,
+    /// Records that made room for others.
+    pub evicted: u64,
+    /// Reads and writes that failed.
+    pub errors: u64,
 }

@@ -67,6 +67,10 @@ pub enum Kind {
     DataClass = b'D',
     /// class; the payload is the name of the member.
     Enum = b'E',
+    /// A dict with keys of any kind: count; before each child its key, a part like any other.
+    Pairs = b'm',
+    /// class, 1 if batches are made of its first part alone or else 0, count; its parts.
+    Object = b'R',
     /// A pickle.
     Pickle = b'p',
     /// An attribute that is not set, or an image of whose info nothing is kept.
@@ -75,7 +79,7 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 27] = [
+    pub const ALL: [Kind; 29] = [
         Kind::None,
         Kind::Bool,
         Kind::Int,
@@ -101,6 +105,8 @@ impl Kind {
         Kind::NamedTuple,
         Kind::DataClass,
         Kind::Enum,
+        Kind::Pairs,
+        Kind::Object,
         Kind::Pickle,
         Kind::Missing,
     ];
@@ -138,6 +144,7 @@ pub fn tensor_itemsize(dtype: i8) -> u32 {
         0 | 1 | 11 => 1,      // uint8, int8, bool
         2 | 5 | 15 | 27 => 2, // int16, half, bfloat16, uint16
         3 | 6 | 8 | 28 => 4,  // int32, float, complex of halves, uint32
+        46 => 4,              // complex of bfloat16
         4 | 7 | 9 | 29 => 8,  // int64, double, complex of floats, uint64
         10 => 16,             // complex of doubles
         18..=21 => 1,         // bits1x8 to bits8

@@ -35,7 +35,7 @@ pub use kinds::Kind;
 /// The first byte of a schema.
 pub const VERSION: u8 = 1;
 /// Payloads begin at multiples of this.
-const PAYLOAD_ALIGN: u64 = 16;
+pub const PAYLOAD_ALIGN: u64 = 16;
 
 /// Where a text lies in the bytes of the schema.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,6 +69,12 @@ pub struct Node {
     pub names: u32,
     /// How many of them.
     pub more: u32,
+    /// The next part that is no part of this one.
+    pub after: u32,
+    /// Of an object: batches are made of its first part, a tensor.
+    pub stacked: bool,
+    /// In another part of such an object: no column of a batch.
+    pub apart: bool,
 }
 
 impl Node {
@@ -85,6 +91,9 @@ impl Node {
             key: 0,
             names: 0,
             more: 0,
+            after: 0,
+            stacked: false,
+            apart: false,
         }
     }
 }
@@ -102,6 +111,21 @@ pub struct Leaf {
     pub bits: u8,
     /// The same size in every row of a batch.
     pub fixed: bool,
+    /// Of a part that is no column of a batch.
+    pub apart: bool,
+}
+
+impl Leaf {
+    /// Its bytes in a record with these words; `None` if there is no such record.
+    #[inline]
+    fn size(&self, words: &[u32]) -> Option<u64> {
+        let dims = &words[self.word as usize..][..self.dims as usize];
+        match (self.bits, dims) {
+            (0, _) => kinds::dims_bytes(dims, self.itemsize.into()),
+            (bits, &[width, height]) => kinds::pixels_bytes(width, height, bits),
+            _ => None,
+        }
+    }
 }
 
 /// A key of a dict. Those in a tuple follow it.
@@ -120,7 +144,7 @@ pub struct Key {
 /// A class, as it was when the sample was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Class {
-    /// NamedTuple, DataClass or Enum.
+    /// NamedTuple, DataClass, Enum or Object.
     pub kind: Kind,
     /// The module it is found in.
     pub module: Span,
@@ -186,6 +210,8 @@ pub struct Schema {
     pub collatable: bool,
     /// Whether all records of a batch must be of one layout.
     pub all_fixed: bool,
+    /// Whether there are parts that are no columns of a batch.
+    pub has_rest: bool,
 }
 
 impl Schema {
@@ -234,13 +260,7 @@ impl Schema {
             return false;
         }
         for leaf in &self.leaves {
-            let dims = &words[leaf.word as usize..][..leaf.dims as usize];
-            let size = match (leaf.bits, dims) {
-                (0, _) => kinds::dims_bytes(dims, leaf.itemsize.into()),
-                (bits, &[width, height]) => kinds::pixels_bytes(width, height, bits),
-                _ => None,
-            };
-            match size {
+            match leaf.size(words) {
                 None => return false,
                 Some(0) => found(Extent::default()),
                 Some(size) => {
@@ -250,6 +270,33 @@ impl Schema {
                     }
                     found(Extent { at, len: size });
                     at += size;
+                }
+            }
+        }
+        at == len
+    }
+
+    /// The same for what a batch keeps of a record beside its columns: the head, then the payloads that
+    /// are `apart`, each from the next multiple of 16. The others have no extent.
+    pub fn each_payload_apart(
+        &self,
+        words: &[u32],
+        len: u64,
+        mut found: impl FnMut(Extent),
+    ) -> bool {
+        let mut at = self.head().next_multiple_of(PAYLOAD_ALIGN);
+        if at > len || words.len() != self.words as usize {
+            return false;
+        }
+        for leaf in &self.leaves {
+            let size = if leaf.apart { leaf.size(words) } else { Some(0) };
+            match size {
+                None => return false,
+                Some(0) => found(Extent::default()),
+                Some(size) if size > len - at => return false,
+                Some(size) => {
+                    found(Extent { at, len: size });
+                    at = (at + size).next_multiple_of(PAYLOAD_ALIGN).min(len);
                 }
             }
         }

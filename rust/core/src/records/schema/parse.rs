@@ -24,6 +24,8 @@ pub(super) fn parse(bytes: &[u8]) -> error::Result<Schema> {
 struct Parser<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// In a part that is no column of a batch.
+    apart: bool,
     made: Schema,
 }
 
@@ -35,7 +37,7 @@ impl<'a> Parser<'a> {
             all_fixed: true,
             ..Schema::default()
         };
-        Self { bytes, at: 0, made }
+        Self { bytes, at: 0, apart: false, made }
     }
 
     fn schema(mut self) -> Result<Schema> {
@@ -99,7 +101,9 @@ impl<'a> Parser<'a> {
     }
 
     fn add_leaf(&mut self, dims: u32, itemsize: u32, bits: u8, fixed: bool) -> Result<()> {
-        self.made.leaves.push(Leaf { word: self.made.words, dims, itemsize, bits, fixed });
+        let (word, apart) = (self.made.words, self.apart);
+        let fixed = fixed && !apart;
+        self.made.leaves.push(Leaf { word, dims, itemsize, bits, fixed, apart });
         let words = u64::from(self.made.words) + u64::from(dims);
         if words > RECORD_LIMIT / 4 {
             return Err("too many words");
@@ -137,7 +141,8 @@ impl<'a> Parser<'a> {
         let (qualified, _) = self.text()?;
         let first = self.at;
         let (fields, slots) = (self.count()?, self.count()?);
-        if (kind != Kind::DataClass && slots > 0) || (kind == Kind::Enum && fields > 0) {
+        let has_fields = matches!(kind, Kind::NamedTuple | Kind::DataClass);
+        if (kind != Kind::DataClass && slots > 0) || (!has_fields && fields > 0) {
             return Err("a class has fields of another kind");
         }
         for count in [fields, slots] {
@@ -195,6 +200,7 @@ impl<'a> Parser<'a> {
             word: self.made.words,
             number: self.made.numbers,
             leaf: self.made.leaves.len() as u32,
+            apart: self.apart,
             ..Node::new(kind)
         };
         // Before its children, in whose turn it is filled in.
@@ -287,10 +293,49 @@ impl<'a> Parser<'a> {
                 self.add_leaf(1, 1, 0, false)?;
                 self.made.collatable = false;
             }
+            Kind::Pairs => {
+                self.made.collatable = false;
+                node.count = self.child_count(depth)?;
+                for _ in 0..node.count {
+                    self.children(2, depth, false)?;
+                }
+            }
+            Kind::Object => {
+                deeper(depth)?;
+                node.entry = self.class(kind)?.0;
+                node.stacked = match self.byte()? {
+                    0 => false,
+                    1 => true,
+                    _ => return Err("an object of an unknown kind"),
+                };
+                node.count = self.child_count(depth)?;
+                self.object(&node, depth)?;
+            }
             Kind::Missing if may_miss => {}
             Kind::Missing => return Err("a part is missing"),
         }
+        node.after = self.made.nodes.len() as u32;
         self.made.nodes[slot] = node;
+        Ok(())
+    }
+
+    /// The parts of an object. A batch has the first of one that is stacked as a column; it keeps the
+    /// others row by row, whatever they are, but for pickles.
+    fn object(&mut self, node: &Node, depth: usize) -> Result<()> {
+        if !node.stacked {
+            self.made.collatable = false;
+            return self.children(node.count, depth, false);
+        }
+        if node.count == 0 || self.bytes.get(self.at) != Some(&(Kind::Tensor as u8)) {
+            return Err("an object that is stacked begins with a tensor");
+        }
+        self.children(1, depth, false)?;
+        let (collatable, apart) = (self.made.collatable, self.apart);
+        self.apart = true;
+        self.made.has_rest |= node.count > 1;
+        self.children(node.count - 1, depth, false)?;
+        self.apart = apart;
+        self.made.collatable = collatable && !self.made.needs_pickle;
         Ok(())
     }
 

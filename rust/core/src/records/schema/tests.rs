@@ -15,6 +15,9 @@ pub(crate) enum Value {
     Ints(Vec<i64>),
     Tuple(Vec<Value>),
     Dict(Vec<(String, Value)>),
+    Pairs(Vec<(Value, Value)>),
+    /// Whether it is stacked, and its parts.
+    Object(bool, Vec<Value>),
 }
 
 /// Writes samples as `csrc/codec/encode.cpp` does.
@@ -79,6 +82,8 @@ impl Writer {
             Value::Ints(_) => Kind::Ints,
             Value::Tuple(_) => Kind::Tuple,
             Value::Dict(_) => Kind::Dict,
+            Value::Pairs(_) => Kind::Pairs,
+            Value::Object(..) => Kind::Object,
         };
         self.kinds.push(kind);
         self.schema.push(kind as u8);
@@ -113,6 +118,19 @@ impl Writer {
                     self.value(child);
                 }
             }
+            Value::Pairs(children) => {
+                self.count(children.len());
+                for (key, child) in children {
+                    self.value(key);
+                    self.value(child);
+                }
+            }
+            Value::Object(stacked, parts) => {
+                self.schema.extend(b"\x01m\x01C\x00\x00");
+                self.schema.push((*stacked).into());
+                self.count(parts.len());
+                parts.iter().for_each(|part| self.value(part));
+            }
         }
     }
 }
@@ -138,7 +156,13 @@ pub(crate) fn values() -> impl Strategy<Value = Value> {
     leaf.prop_recursive(4, 24, 5, |inner| {
         prop_oneof![
             proptest::collection::vec(inner.clone(), 0..5).prop_map(Value::Tuple),
-            proptest::collection::vec(("[a-z]{0,200}", inner), 0..4).prop_map(Value::Dict),
+            proptest::collection::vec(("[a-z]{0,200}", inner.clone()), 0..4).prop_map(Value::Dict),
+            proptest::collection::vec((inner.clone(), inner.clone()), 0..4).prop_map(Value::Pairs),
+            proptest::collection::vec(inner.clone(), 0..4)
+                .prop_map(|parts| Value::Object(false, parts)),
+            (tensors(), proptest::collection::vec(inner, 0..3)).prop_map(|(data, rest)| {
+                Value::Object(true, std::iter::once(data).chain(rest).collect())
+            }),
         ]
     })
 }
@@ -168,7 +192,7 @@ fn the_bytes_of_a_schema_and_a_record_are_these() {
 #[test]
 fn the_bytes_of_all_kinds_are_these() {
     let bytes: Vec<u8> = Kind::ALL.iter().map(|&kind| kind as u8).collect();
-    assert_eq!(bytes, b"n?iIfcsyYTAauvM([ldZ{OPDEpx");
+    assert_eq!(bytes, b"n?iIfcsyYTAauvM([ldZ{OPDEmRpx");
     assert!(Kind::ALL.iter().all(|&kind| Kind::of(kind as u8) == Some(kind)));
     assert_eq!((0..=255).filter_map(Kind::of).count(), Kind::ALL.len());
 }
@@ -191,6 +215,13 @@ fn schemas_of_every_kind_are_read() {
         (true, b"\x01E\x01m\x01C\x00\x00"),
         (true, b"\x01{\x03(\x02n1ii\x01\x00\x00\x00\x00\x00\x00\x00fy\x01qp"),
         (false, b"\x01{\x01z"),
+        (true, b"\x01m\x01nR\x01m\x01C\x00\x00\x00\x00"),
+        (false, b"\x01m\x01n"),
+        (true, b"\x01R\x01m\x01C\x00\x00\x01\x02T\x04\x01n"),
+        (false, b"\x01R\x01m\x01C\x00\x00\x01\x02nT\x04\x01"),
+        (false, b"\x01R\x01m\x01C\x00\x00\x01\x00"),
+        (false, b"\x01R\x01m\x01C\x00\x00\x02\x00"),
+        (false, b"\x01R\x01m\x01C\x01\x00\x01a\x00\x00"),
         (false, b"\x02n"),
         (false, b"\x01nn"),
         (false, b""),
@@ -198,6 +229,19 @@ fn schemas_of_every_kind_are_read() {
         assert_eq!(Schema::parse(schema).is_ok(), good, "{:?}", schema.escape_ascii().to_string());
     }
     assert!(Schema::parse(b"\x01p").unwrap().needs_pickle);
+    let stacked = |rest: &[u8]| {
+        let head = b"\x01R\x01m\x01C\x00\x00\x01\x02T\x04\x01";
+        Schema::parse(&[head, rest].concat()).unwrap()
+    };
+    assert!(stacked(b"n").collatable && stacked(b"n").has_rest); // None alone is no column
+    assert!(!stacked(b"p").collatable); // what is unpickled is default_collate's to see
+    assert!(!Schema::parse(b"\x01R\x01m\x01C\x00\x00\x00\x01i").unwrap().collatable);
+    let nested =
+        Schema::parse(b"\x01(\x02R\x01m\x01C\x00\x00\x01\x02T\x04\x01{\x01s\x01ksi").unwrap();
+    let after: Vec<u32> = nested.nodes.iter().map(|node| node.after).collect();
+    assert_eq!(after, [6, 5, 3, 5, 5, 6]);
+    let apart: Vec<bool> = nested.nodes.iter().map(|node| node.apart).collect();
+    assert_eq!(apart, [false, false, false, true, true, false]);
     assert!(!Schema::parse(b"\x01{\x01f\0\0\0\0\0\0\xf8\x7fi").unwrap().collatable); // a NaN
 }
 
@@ -275,7 +319,7 @@ proptest! {
     #[test]
     fn no_noise_makes_the_parser_panic(
         noise in proptest::collection::vec(
-            prop_oneof![prop::sample::select(b"n?iIfcsyYTAauvM([ldZ{OPDEpx".to_vec()), 0u8..8], 0..60),
+            prop_oneof![prop::sample::select(b"n?iIfcsyYTAauvM([ldZ{OPDEmRpx".to_vec()), 0u8..8], 0..60),
         words in proptest::collection::vec(any::<u32>(), 64),
         len in 0u64..4096,
     ) {
@@ -304,5 +348,14 @@ fn check_any(bytes: &[u8], words: &[u32], len: u64) -> Result<(), TestCaseError>
             end = extent.at + extent.len;
         }
     }
+    let mut end = 0;
+    let mut inside = true;
+    parsed.each_payload_apart(&words, len, |extent| {
+        if extent.len > 0 {
+            inside &= extent.at >= end.max(parsed.head()) && extent.at + extent.len <= len;
+            end = extent.at + extent.len;
+        }
+    });
+    prop_assert!(inside);
     Ok(())
 }

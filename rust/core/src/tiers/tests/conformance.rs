@@ -3,8 +3,9 @@
 use super::super::memory::Memory;
 use super::super::tier::{Lent, Sealed, Sink, Tier};
 use super::pretence::{Pretence, Wrongs};
-use super::{FINGERPRINT, SCHEMA, memory, parts, value};
+use super::{FINGERPRINT, SCHEMA, Temporary, disk, memory, parts, value};
 use crate::records::portable::{self, HEAD, Head};
+use crate::sys::pages::Pages;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,8 @@ const SAMPLES: usize = 200;
 fn each_tier(test: impl Fn(&dyn Tier)) {
     test(&Memory(memory(4 << 20, SAMPLES as u64)));
     test(&Pretence::new(Wrongs::default(), 1));
+    let folder = Temporary::new();
+    test(&disk(&folder, SAMPLES as u64));
 }
 
 /// Keeps what it gets; lends no more than `longest`.
@@ -28,12 +31,16 @@ impl Keeps {
 }
 
 impl Sink for Keeps {
-    fn lend(&mut self, which: usize, len: usize) -> Option<Lent> {
-        (len <= self.longest).then(|| Lent::new(which, vec![0xaa; len + 7], len))
+    fn lend(&mut self, which: usize, len: usize, room: usize) -> Option<Lent> {
+        assert!(room >= len);
+        let mut memory = Pages::new(room)?;
+        memory.fill(0xaa);
+        (len <= self.longest).then(|| Lent::new(which, memory, len))
     }
 
-    fn done(&mut self, lent: Lent) {
+    fn done(&mut self, lent: Lent) -> bool {
         assert!(self.got.insert(lent.which(), lent.to_vec()).is_none(), "given twice");
+        true
     }
 }
 

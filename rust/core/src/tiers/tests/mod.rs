@@ -3,13 +3,17 @@
 //! | module | role |
 //! | --- | --- |
 //! | `conformance` | what every tier must do, asked of each of them |
+//! | `two_levels` | memory over a disk |
 //! | `ways` | the way of samples through memory and the levels below it |
 //! | `pretence` | a tier that misses, fails, lies and takes its time, as it is told |
 
 mod conformance;
 mod pretence;
+mod two_levels;
 mod ways;
 
+use super::disk::Disk;
+use crate::disk::{DiskOptions, DiskStore, Keys};
 use crate::records::RecordStore;
 use crate::segment::layout::{Geometry, RecordsGeometry};
 use crate::segment::{Backing, Request, random_name};
@@ -21,16 +25,51 @@ const FINGERPRINT: u128 = 0x0123_4567_89ab_cdef_0011_2233_4455_6677;
 const SCHEMA: &[u8] = b"\x01i";
 
 fn memory(limit: u64, samples: u64) -> Arc<RecordStore> {
+    memory_of(limit, samples, false)
+}
+
+fn memory_of(limit: u64, samples: u64, recycles: bool) -> Arc<RecordStore> {
     let request = Request {
         backing: Backing::Memfd,
         private: true,
         fingerprint: FINGERPRINT,
         ..Request::new(
             random_name().unwrap(),
-            Geometry::Records(RecordsGeometry::plan(limit, samples, false).unwrap()),
+            Geometry::Records(RecordsGeometry::plan(limit, samples, recycles).unwrap()),
         )
     };
     RecordStore::open(&request).unwrap().0
+}
+
+/// A folder of a test, gone at its end.
+struct Temporary(std::path::PathBuf);
+
+impl Temporary {
+    fn new() -> Self {
+        Self(std::env::temp_dir().join(format!("stocache-{}", random_name().unwrap())))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn disk(folder: &Temporary, samples: u64) -> Disk {
+    disk_of(folder, 64 << 20, samples, false)
+}
+
+fn disk_of(folder: &Temporary, budget: u64, samples: u64, recycles: bool) -> Disk {
+    let options = DiskOptions {
+        path: folder.0.clone(),
+        budget,
+        dataset_len: samples,
+        fingerprint: FINGERPRINT,
+        recycles,
+        keys: Keys::Numbers,
+    };
+    Disk(DiskStore::open(&options).unwrap())
 }
 
 /// The one value of a sample, of a length of its own.

@@ -20,6 +20,8 @@ pub(super) struct Wrongs {
     pub late: bool,
     /// Nothing is taken.
     pub full: bool,
+    /// Nor is that said before the caller has no time left.
+    pub stuck: bool,
 }
 
 #[derive(Default)]
@@ -32,6 +34,8 @@ pub(super) struct Pretence {
     pub asked: Mutex<Vec<u64>>,
     /// Whether it was let go at its deadline.
     pub returned_late: AtomicBool,
+    /// How often somebody waited for it in vain, for longer than nothing.
+    pub waits: AtomicU64,
     hits: AtomicU64,
     misses: AtomicU64,
     fills: AtomicU64,
@@ -88,7 +92,7 @@ impl Pretence {
 }
 
 fn fill(sink: &mut dyn Sink, which: usize, record: &[u8]) -> Option<Lent> {
-    let mut lent = sink.lend(which, record.len())?;
+    let mut lent = sink.lend(which, record.len(), record.len())?;
     lent.copy_from_slice(record);
     Some(lent)
 }
@@ -122,8 +126,8 @@ impl Tier for Pretence {
             let given = if spoils { self.spoilt(&record) } else { record };
             if spoils {
                 // Memory that is never given back, or for what nobody asked for.
-                drop(sink.lend(which, given.len()));
-                assert!(sink.lend(keys.len() + which, given.len()).is_none());
+                drop(sink.lend(which, given.len(), given.len()));
+                assert!(sink.lend(keys.len() + which, given.len(), given.len()).is_none());
             }
             if let Some(lent) = fill(sink, which, &given) {
                 sink.done(lent);
@@ -136,12 +140,22 @@ impl Tier for Pretence {
         Ok(())
     }
 
-    fn put_many(&self, records: &[Sealed<'_>], taken: &mut [bool], _: Instant) -> Result<()> {
+    fn put_many(
+        &self,
+        records: &[Sealed<'_>],
+        taken: &mut [bool],
+        deadline: Instant,
+    ) -> Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if self.wrongs.stuck && !left.is_zero() {
+            self.waits.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(left);
+        }
         for (record, taken) in records.iter().zip(taken) {
             if self.happens(self.wrongs.errors) {
                 return Err(broken());
             }
-            if self.wrongs.full {
+            if self.wrongs.full || self.wrongs.stuck {
                 continue;
             }
             let mut bytes = record.head.to_vec();
@@ -171,6 +185,7 @@ impl Tier for Pretence {
             fills: self.fills.load(Ordering::Relaxed),
             records: records.len() as u64,
             bytes: records.values().map(|record| record.len() as u64).sum(),
+            ..TierStats::default()
         }
     }
 }

@@ -5,7 +5,7 @@ use super::super::levels::Levels;
 use super::super::tier::{Sealed, Sink, Tier, TierStats};
 use super::super::{Acquiring, Filled};
 use super::pretence::{Pretence, Wrongs};
-use super::{FINGERPRINT, SCHEMA, cached, memory, parts, value};
+use super::{FINGERPRINT, SCHEMA, cached, memory, memory_of, parts, value};
 use crate::error::Result;
 use crate::records::portable::{self, Head};
 use crate::records::{INLINE, Put};
@@ -25,7 +25,7 @@ fn acquire(levels: &Arc<Levels>, indices: &[usize]) -> Acquiring {
 }
 
 /// Loads what is to be loaded, as a caller does; how many that were, and what each sample is then.
-fn load_all(levels: &Arc<Levels>, indices: &[usize]) -> (usize, Vec<Vec<u8>>) {
+pub(super) fn load_all(levels: &Arc<Levels>, indices: &[usize]) -> (usize, Vec<Vec<u8>>) {
     let number = levels.memory().intern(SCHEMA).unwrap();
     let mut acquiring = acquire(levels, indices);
     let mut loaded = std::collections::BTreeMap::new();
@@ -46,7 +46,7 @@ fn load_all(levels: &Arc<Levels>, indices: &[usize]) -> (usize, Vec<Vec<u8>>) {
     (loaded.len(), samples.collect())
 }
 
-fn right(indices: &[usize]) -> Vec<Vec<u8>> {
+pub(super) fn right(indices: &[usize]) -> Vec<Vec<u8>> {
     indices.iter().map(|&i| value(i)).collect()
 }
 
@@ -357,4 +357,17 @@ fn a_claim_lasts_until_a_level_below_has_the_sample() {
     // And then it ends.
     let mut other = levels.acquire(&[3], Duration::ZERO);
     assert_eq!((other.next_to_load(), other.outlook(3)), (vec![3], Some(Outlook::Stored)));
+}
+
+#[test]
+fn memory_is_emptied_in_time_though_the_level_below_takes_none_of_it() {
+    let tier = Arc::new(Pretence::new(Wrongs { stuck: true, ..Wrongs::default() }, 1));
+    let levels = Levels::new(memory_of(700 << 10, 400, true), vec![Box::new(Arc::clone(&tier))]);
+    let evicted = || levels.memory().stats().evicted;
+    for i in (0..400).take_while(|_| evicted() < 15) {
+        load_all(&levels, &[i]);
+    }
+    let (waits, evicted) = (tier.waits.load(Ordering::Relaxed), evicted());
+    assert!(evicted >= 15, "{evicted}");
+    assert!((1..=evicted / 4).contains(&waits), "once for each region, not {waits} of {evicted}");
 }

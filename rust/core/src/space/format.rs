@@ -1,4 +1,4 @@
-//! The words of the index and of a record's head, written down once.
+//! The words of the index, written down once.
 //!
 //! ```text
 //!   location   bits 0 to 41    where the record begins: in steps of RECORD_ALIGN, from the first
@@ -9,45 +9,30 @@
 //!
 //! An extent of zero says that there is no record. A record whose generation is not that of its
 //! region is gone, too: the region was emptied since.
-//!
-//! In front of its bytes a record has a head, by which a region's records are found without a walk
-//! over the index:
-//!
-//! ```text
-//!   key        the number of its sample
-//!   content    bits 0 to 32    its length in bytes
-//!              bits 33 to 48   its schema
-//! ```
-//!
-//! A head is believed only where the index says the same of that sample: a writer that died has left
-//! room without one, in which there may be anything.
 
-use crate::segment::layout::{MAX_DATA_BYTES, RECORD_ALIGN};
+use crate::segment::space_layout::{MAX_DATA_BYTES, RECORD_ALIGN};
 
-/// What stands in front of a record's bytes; a multiple of RECORD_ALIGN.
-pub(super) const HEAD_BYTES: u64 = 16;
 /// The longest record.
 pub const MAX_RECORD: u64 = 4 << 30;
 
 const LOCATION_BITS: u32 = 42;
-const LENGTH_BITS: u32 = 33;
+pub(crate) const LENGTH_BITS: u32 = 33;
 /// The last generation of a region: it is not emptied again, so that none comes twice.
-pub(super) const LAST_GENERATION: u32 = (1 << (64 - LENGTH_BITS)) - 1;
+pub(crate) const LAST_GENERATION: u32 = (1 << (64 - LENGTH_BITS)) - 1;
 
 const _: () = {
     assert!(MAX_DATA_BYTES / RECORD_ALIGN == 1 << LOCATION_BITS);
     assert!(MAX_RECORD < 1 << LENGTH_BITS);
-    assert!(HEAD_BYTES == 2 * 8 && HEAD_BYTES.is_multiple_of(RECORD_ALIGN));
 };
 
 /// Where a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its first byte, from the start of the mapping.
+    /// Its first byte, from the start of the mapping, or of the space if that is elsewhere.
     pub at: usize,
     /// Its length in bytes.
     pub len: usize,
-    /// The number of its schema, or [`INLINE`](super::INLINE).
+    /// The number of its schema, or [`INLINE`](crate::records::INLINE).
     pub schema: u16,
     /// The region that it lies in.
     pub region: u32,
@@ -56,7 +41,7 @@ pub struct Record {
 }
 
 /// The two words of a record that begins at `at`, from the first byte of all records.
-pub(super) fn pack(at: u64, len: u64, schema: u16, generation: u32) -> (u64, u64) {
+pub(crate) fn pack(at: u64, len: u64, schema: u16, generation: u32) -> (u64, u64) {
     debug_assert!(at.is_multiple_of(RECORD_ALIGN) && at < MAX_DATA_BYTES);
     debug_assert!(len >> LENGTH_BITS == 0 && (1..=LAST_GENERATION).contains(&generation));
     (
@@ -74,22 +59,6 @@ pub(super) fn unpack(location: u64, extent: u64) -> (u64, u64, u16, u32) {
         (location >> LOCATION_BITS) as u16,
         (extent >> LENGTH_BITS) as u32,
     )
-}
-
-/// The head of a record.
-pub(super) fn pack_head(key: u64, len: u64, schema: u16) -> [u8; HEAD_BYTES as usize] {
-    let content = len | u64::from(schema) << LENGTH_BITS;
-    let mut head = [0; HEAD_BYTES as usize];
-    head[..8].copy_from_slice(&key.to_le_bytes());
-    head[8..].copy_from_slice(&content.to_le_bytes());
-    head
-}
-
-/// The reverse, of bytes that begin with a head: key, length, schema.
-pub(super) fn unpack_head(head: &[u8]) -> (u64, u64, u16) {
-    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| head[at + i]));
-    let (key, content) = (word(0), word(8));
-    (key, content & ((1 << LENGTH_BITS) - 1), (content >> LENGTH_BITS) as u16)
 }
 
 /// A generation and how many records were written in it, as one word.
@@ -111,7 +80,6 @@ mod tests {
     fn words_of_a_record_are_these() {
         assert_eq!(pack(32, 5, 3, 1), (2 | 3 << 42, 5 | 1 << 33));
         assert_eq!(pack(0, 1, 0, LAST_GENERATION).1, 1 | u64::MAX << 33);
-        assert_eq!(&pack_head(7, 5, 3), b"\x07\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0");
     }
 
     proptest! {
@@ -127,7 +95,6 @@ mod tests {
             prop_assert_ne!(extent, 0);
             prop_assert_eq!(unpack(location, extent), (at, len, schema, generation));
             prop_assert_eq!(unpack_count(pack_count(generation, len)), (generation, len));
-            prop_assert_eq!(unpack_head(&pack_head(steps, len, schema)), (steps, len, schema));
         }
     }
 }

@@ -7,6 +7,11 @@
 //!   cursor        where its next record begins
 //!   held          how many records it holds, under the generation that they belong to
 //!   writers       per lease a word of eight bytes: in which regions (+ 1) its process is writing
+//!   logged        places in the log of a region, if it has one (disk/log.rs)
+//!   ready         whether what there was before is known, where there can be something: 0 no, 1 as it was
+//!                 then, 2 as it is, because nobody else writes
+//!   full          there is no room any more, and none comes by itself
+//!   resting       until when nothing is written, by the clock of the node
 //! ```
 //!
 //! Emptying a region is one step, whatever it holds: its generation is raised. Entries of the index
@@ -23,18 +28,18 @@
 //! A record is counted before it can be found. A writer that dies in between leaves its word, so that
 //! whoever meets it doubts the count of that region; who wants to know then counts anew, by the index.
 
-use super::base::{LOCK_PATIENCE, RecordStore};
-use super::format::{HEAD_BYTES, LAST_GENERATION, Record, pack_count, unpack_count, unpack_head};
+use super::base::Space;
+use super::format::{LAST_GENERATION, pack_count, unpack_count};
 use crate::fault::{Fault, active as broken, reached};
 use crate::segment::claim::{LEASES, Lease, Orphans};
 use crate::segment::counters::Count;
-use crate::segment::layout::{RECORD_ALIGN, RecordsGeometry};
+use crate::segment::space_layout::{RECORD_ALIGN, SpaceLayout};
 use crate::sys::mapping::Mapping;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// So much of a region is read at once to find its records; a page costs as much as a head.
-const BLOCK: usize = 4096;
+/// Which of the locks of a segment is that of the regions.
+const LOCK: u64 = 0;
 /// No region is active: somebody is emptying all of them, or died doing so, or all were being written
 /// to then. Who needs room chooses one.
 const NONE: u64 = u64::MAX;
@@ -42,7 +47,12 @@ const NONE: u64 = u64::MAX;
 /// Words of all regions together.
 const ACTIVE: usize = 0;
 const TICK: usize = 1;
-const HEAD_WORDS: usize = 2;
+const READY: usize = 2;
+const READY_TO_READ: u64 = 1;
+const READY_TO_WRITE: u64 = 2;
+const FULL: usize = 3;
+const RESTING: usize = 4;
+const HEAD_WORDS: usize = 5;
 /// Words of one region. Those that every reader looks at are not on the line of the writers' words.
 const RAISED: usize = 0;
 const USED: usize = 1;
@@ -51,31 +61,66 @@ const CURSOR: usize = 8;
 const HELD: usize = 9;
 const DOUBTS: usize = 10;
 const SETTLED: usize = 11;
-const REGION_WORDS: usize = 12;
+const LOGGED: usize = 12;
+const REGION_WORDS: usize = 13;
 
-/// How many records a store holds, as they were counted, without opening it: for a look from outside.
-pub fn count_records(geometry: &RecordsGeometry, mapping: &Mapping) -> Option<u64> {
-    let layout = geometry.layout().ok()?;
+/// How many records a space holds, as they were counted, without opening it: for a look from outside.
+pub fn count_records(layout: &SpaceLayout, mapping: &Mapping) -> u64 {
     let held = |r| {
         let words = mapping.words(layout.region_at(r), REGION_WORDS);
         let (generation, count) = unpack_count(words[HELD].load(Ordering::Relaxed));
         if generation == words[RAISED].load(Ordering::Relaxed) as u32 + 1 { count } else { 0 }
     };
-    Some((0..geometry.regions).map(held).sum())
+    (0..layout.regions).map(held).sum()
 }
 
-/// What a record of `len` bytes takes. Also one without any has a byte of its region.
-fn room_for(len: u64) -> u64 {
-    HEAD_BYTES + len.next_multiple_of(RECORD_ALIGN).max(RECORD_ALIGN)
+/// The bytes of regions, as far as choosing a region depends on them. Asked under the lock of regions.
+pub(crate) trait Ground {
+    /// Whether what region `r` holds in this generation may go.
+    fn may_go(&self, _r: u64, _generation: u32) -> bool {
+        true
+    }
+
+    /// Makes what region `r` needs in its next generation, while it still holds what it does; false if it
+    /// cannot be had. Then it cannot be had for others either, and nothing is emptied in vain.
+    fn prepare(&self, _r: u64, _next: u32) -> bool {
+        true
+    }
+
+    /// Takes the room of what region `r` held for its new generation, which was prepared; false if there is
+    /// less of it.
+    fn settle(&self, _r: u64, _generation: u32) -> bool {
+        true
+    }
+
+    /// Whether a region that was emptied may be written to as it is.
+    fn is_firm(&self) -> bool {
+        true
+    }
 }
 
-/// Room for a record, and the right to write there while this lives.
-pub(super) struct Reserved<'a> {
+/// Memory that is always there.
+pub(crate) struct Firm;
+impl Ground for Firm {}
+
+/// Why there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// None is left, and none comes by itself.
+    Full,
+    /// Others kept it from us for as long as we waited.
+    Busy,
+    /// The ground does not bear another region now.
+    NoGround,
+}
+
+/// Room for records, and the right to write there while this lives.
+pub(crate) struct Reserved<'a> {
     _writing: Writing<'a>,
-    /// Its head, from the first byte of all records.
-    pub(super) at: u64,
-    pub(super) region: u64,
-    pub(super) generation: u32,
+    /// From the first byte of the space.
+    pub(crate) at: u64,
+    pub(crate) region: u64,
+    pub(crate) generation: u32,
 }
 
 /// The word of a thread that it is writing to a region.
@@ -106,16 +151,16 @@ impl Drop for Writing<'_> {
     }
 }
 
-impl RecordStore {
-    fn head(&self, word: usize) -> &AtomicU64 {
+impl<'a> Space<'a> {
+    fn head(&self, word: usize) -> &'a AtomicU64 {
         &self.mapping().words(self.layout().regions_at as usize, HEAD_WORDS)[word]
     }
 
-    fn region(&self, r: u64, word: usize) -> &AtomicU64 {
+    fn region(&self, r: u64, word: usize) -> &'a AtomicU64 {
         &self.mapping().words(self.layout().region_at(r), REGION_WORDS)[word]
     }
 
-    fn writers(&self) -> &[AtomicU64] {
+    fn writers(&self) -> &'a [AtomicU64] {
         self.mapping().words(self.layout().writers_at as usize, usize::from(LEASES))
     }
 
@@ -123,14 +168,14 @@ impl RecordStore {
 
     /// The generation of a region; the first is 1.
     #[inline]
-    pub(super) fn generation(&self, r: u64, order: Ordering) -> u32 {
+    pub(crate) fn generation(&self, r: u64, order: Ordering) -> u32 {
         self.region(r, RAISED).load(order) as u32 + 1
     }
 
     /// Notes that region `r` is in use.
     #[inline]
     pub(super) fn touch(&self, r: u64) {
-        if self.recycles() {
+        if self.layout().recycles {
             let tick = self.head(TICK).load(Ordering::Relaxed);
             let used = self.region(r, USED);
             if used.load(Ordering::Relaxed) != tick {
@@ -141,33 +186,34 @@ impl RecordStore {
 
     // Writing
 
-    /// This process's lease; what a dead holder of it left is put right at the first call.
-    pub(super) fn lease(&self) -> Option<Lease> {
-        self.leases().mine_after(|| self.slots(), |lease| self.forget_writer(lease))
-    }
-
-    /// Finds room for a record of `len` bytes and its head. None if there is none to be had.
-    pub(super) fn reserve(&self, lease: Lease, len: u64) -> Option<Reserved<'_>> {
-        let room = room_for(len);
-        let end = self.geometry().region_bytes();
+    /// Finds so many bytes, a multiple of RECORD_ALIGN.
+    pub(crate) fn reserve(
+        &self,
+        lease: Lease,
+        room: u64,
+        ground: &dyn Ground,
+    ) -> Result<Reserved<'a>, NoRoom> {
+        debug_assert!(room.is_multiple_of(RECORD_ALIGN));
+        let end = self.layout().region_bytes();
         let began = Instant::now();
         // Each round, the active region is full or another one became active.
-        let mut rounds = 4 * self.geometry().regions;
+        let mut rounds = 4 * self.layout().regions;
         while rounds > 0 {
             let r = self.head(ACTIVE).load(Ordering::SeqCst);
-            if r >= self.geometry().regions {
-                if self.next_region(r, lease).is_some() {
-                    rounds -= 1;
-                } else if began.elapsed() > LOCK_PATIENCE {
-                    return None;
-                } else {
-                    std::thread::sleep(Duration::from_micros(50)); // who writes there is soon done
+            if r >= self.layout().regions {
+                match self.next_region(r, lease, ground) {
+                    Ok(()) => rounds -= 1,
+                    Err(NoRoom::Busy) if began.elapsed() <= self.patience() => {
+                        // Who writes there is soon done.
+                        std::thread::sleep(Duration::from_micros(50));
+                    }
+                    Err(why) => return Err(why),
                 }
                 continue;
             }
             let Some(writing) = Writing::say(&self.writers()[usize::from(lease)], r) else {
-                if began.elapsed() > LOCK_PATIENCE {
-                    return None;
+                if began.elapsed() > self.patience() {
+                    return Err(NoRoom::Busy);
                 }
                 std::thread::yield_now();
                 continue;
@@ -179,6 +225,11 @@ impl RecordStore {
             }
             reached("regions: active");
             let generation = self.generation(r, Ordering::Acquire);
+            // Who empties all makes none active before the raise: if this is the new generation, nothing was
+            // prepared for it.
+            if !ground.is_firm() && self.head(ACTIVE).load(Ordering::SeqCst) != r {
+                continue;
+            }
             let taken =
                 self.region(r, CURSOR).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| {
                     at.checked_add(room).filter(|&next| next <= end)
@@ -187,21 +238,16 @@ impl RecordStore {
                 // SYNC POINT changed: orders every raise that we have seen before our bytes, also
                 // those that the kernel copies; see `is_whole`.
                 fence(Ordering::SeqCst);
-                return Some(Reserved {
-                    _writing: writing,
-                    at: r * end + at,
-                    region: r,
-                    generation,
-                });
+                return Ok(Reserved { _writing: writing, at: r * end + at, region: r, generation });
             }
             drop(writing); // or we would keep the region ourselves
-            self.next_region(r, lease)?;
+            self.next_region(r, lease, ground)?;
         }
-        None
+        Err(NoRoom::Busy)
     }
 
     /// Counts a record that is about to be found; not if its region was emptied meanwhile.
-    pub(super) fn count_record(&self, r: u64, generation: u32) {
+    pub(crate) fn count_record(&self, r: u64, generation: u32) {
         // Relaxed: a count orders nothing; who counts anew looks at the writers first.
         let _emptied =
             self.region(r, HELD).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
@@ -215,54 +261,90 @@ impl RecordStore {
             });
     }
 
-    /// Makes another region active than `full`. None if there is none to be had.
-    fn next_region(&self, full: u64, lease: Lease) -> Option<()> {
-        if !self.recycles() && full != NONE {
-            return None;
+    /// The reverse, of a record that is found no more.
+    pub(crate) fn uncount_record(&self, r: u64, generation: u32) {
+        let less = |held| match unpack_count(held) {
+            (counted, count @ 1..) if counted == generation => Some(pack_count(counted, count - 1)),
+            _ => None, // emptied meanwhile
+        };
+        let before = self.region(r, HELD).fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        if before == Ok(pack_count(generation, 1)) {
+            self.set_full(false); // a region without a record can be filled anew
         }
-        self.locked(self.lock_of_regions(), lease, || {
+    }
+
+    /// Makes another region active than `full`.
+    fn next_region(&self, full: u64, lease: Lease, ground: &dyn Ground) -> Result<(), NoRoom> {
+        if full != NONE && self.is_full() {
+            return Err(NoRoom::Full);
+        }
+        let chosen = self.locked(LOCK, lease, || {
             if self.head(ACTIVE).load(Ordering::SeqCst) != full {
-                return Some(()); // somebody was faster
+                return Ok(()); // somebody was faster
             }
             let tick = self.head(TICK).fetch_add(1, Ordering::Relaxed) + 1;
+            let can_be_emptied = |r| self.generation(r, Ordering::Acquire) < LAST_GENERATION;
             let mut candidates: Vec<u64> =
-                (0..self.geometry().regions).filter(|&r| r != full).collect();
+                (0..self.layout().regions).filter(|&r| r != full && can_be_emptied(r)).collect();
             let word = |r, word| self.region(r, word).load(Ordering::Relaxed);
+            // Where nothing is to go, only after all was emptied: what was written meanwhile goes, too.
+            if !self.layout().recycles && full != NONE {
+                candidates.retain(|&r| self.held(r) == 0);
+            }
+            if candidates.is_empty() {
+                // Under the lock: who empties all says the opposite under it.
+                self.set_full(true);
+                return Err(NoRoom::Full);
+            }
             // Empty ones first, then by last use, then by age.
             // Each key is read once: others change them meanwhile.
             candidates
                 .sort_by_cached_key(|&r| (word(r, CURSOR) != 0, word(r, USED), word(r, BORN)));
-            let next = candidates.into_iter().find(|&r| self.recycle(r))?;
-            self.region(next, USED).store(tick, Ordering::Relaxed);
-            self.region(next, BORN).store(tick, Ordering::Relaxed);
-            self.head(ACTIVE).store(next, Ordering::SeqCst);
-            Some(())
-        })?
+            for next in candidates {
+                if self.recycle(next, ground)? {
+                    self.region(next, USED).store(tick, Ordering::Relaxed);
+                    self.region(next, BORN).store(tick, Ordering::Relaxed);
+                    self.head(ACTIVE).store(next, Ordering::SeqCst);
+                    return Ok(());
+                }
+            }
+            Err(NoRoom::Busy)
+        });
+        chosen.unwrap_or(Err(NoRoom::Busy))
     }
 
     // Emptying
 
-    /// Empties region `r`, which is not active, to use its room again. False if that cannot be.
-    fn recycle(&self, r: u64) -> bool {
-        if self.is_written(r) {
-            return false;
+    /// Empties region `r`, which is not active, to use its room again. False if others keep it; an error if
+    /// it is in vain to try another one.
+    fn recycle(&self, r: u64, ground: &dyn Ground) -> Result<bool, NoRoom> {
+        let (held, before) = (self.held(r), self.generation(r, Ordering::Acquire));
+        if self.is_written(r) || held > 0 && !ground.may_go(r, before) {
+            return Ok(false);
         }
-        let held = self.held(r);
+        if broken(Fault::EmptyInVain) && !ground.prepare(r, before + 1) {
+            self.raise(r);
+            return Ok(false);
+        }
+        if !ground.prepare(r, before + 1) {
+            return Err(NoRoom::NoGround);
+        }
         if !self.raise(r) {
-            return false;
+            return Ok(false);
         }
         self.counters().add(Count::Evicted, held);
         self.region(r, CURSOR).store(0, Ordering::Relaxed);
-        true
+        self.region(r, LOGGED).store(0, Ordering::Relaxed);
+        if ground.settle(r, before + 1) { Ok(true) } else { Err(NoRoom::NoGround) }
     }
 
     /// Empties all regions. False if one was emptied too often to be emptied again.
-    pub(super) fn empty_all(&self, lease: Lease) -> Option<bool> {
-        self.locked(self.lock_of_regions(), lease, || {
+    pub(crate) fn empty_all(&self, lease: Lease, ground: &dyn Ground) -> Option<bool> {
+        self.locked(LOCK, lease, || {
             // From here on nobody begins to write.
             let before = self.head(ACTIVE).swap(NONE, Ordering::SeqCst);
             let (mut free, mut kept) = (None, None);
-            for r in 0..self.geometry().regions {
+            for r in 0..self.layout().regions {
                 // Asked before the raise: who is done by now took the old generation with it, and who
                 // is not may take the new one, and must keep its room.
                 let mut written = self.is_written(r);
@@ -275,14 +357,17 @@ impl RecordStore {
                     kept = kept.or(Some(r));
                 } else if !written {
                     self.region(r, CURSOR).store(0, Ordering::Relaxed);
+                    self.region(r, LOGGED).store(0, Ordering::Relaxed);
                     free = free.or(Some(r));
                 }
                 // Else its records are gone, but not yet the room: who wants it looks again.
             }
-            // What could not be emptied goes on as it was.
-            let active = free.or(kept.filter(|&r| r == before));
+            // What could not be emptied goes on as it was. Where a region must be prepared, who needs room
+            // does so: to be killed before that, or to write meanwhile, would be to have none.
+            let active = free.filter(|_| ground.is_firm()).or(kept.filter(|&r| r == before));
             let none = if broken(Fault::LoseRoom) { 0 } else { NONE };
             self.head(ACTIVE).store(active.unwrap_or(none), Ordering::SeqCst);
+            self.set_full(false);
             kept.is_none()
         })
     }
@@ -302,7 +387,7 @@ impl RecordStore {
 
     /// As if region `r` had been emptied so many times more.
     #[cfg(test)]
-    pub(super) fn skip_generations(&self, r: u64, times: u64) {
+    pub(crate) fn skip_generations(&self, r: u64, times: u64) {
         self.region(r, RAISED).fetch_add(times, Ordering::Relaxed);
     }
 
@@ -322,8 +407,7 @@ impl RecordStore {
     pub(super) fn forget_writer(&self, lease: Lease) {
         let row = &self.writers()[usize::from(lease)];
         for byte in row.load(Ordering::SeqCst).to_le_bytes() {
-            if let Some(r) = u64::from(byte).checked_sub(1).filter(|&r| r < self.geometry().regions)
-            {
+            if let Some(r) = u64::from(byte).checked_sub(1).filter(|&r| r < self.layout().regions) {
                 // It may have counted a record that nobody will find.
                 self.region(r, DOUBTS).fetch_add(1, Ordering::SeqCst);
             }
@@ -331,58 +415,95 @@ impl RecordStore {
         row.store(0, Ordering::SeqCst);
     }
 
-    // What there is
+    // What was there before
 
-    /// The records of region `r`, each with the number of its sample, in the order in which they lie
-    /// there. Costs what the region holds, and a look per 16 bytes of what the dead left between. As
-    /// with `find`, they may be gone when they are looked at; to look for them is no use of the region.
-    pub fn records_in(&self, r: u64) -> impl Iterator<Item = (usize, Record)> + '_ {
-        let (first, bytes) = (r * self.geometry().region_bytes(), self.geometry().region_bytes());
-        let end = first + self.region(r, CURSOR).load(Ordering::Acquire).min(bytes);
-        let mut at = first;
-        let (mut block, mut block_at, mut read) = (vec![0; BLOCK], first, 0);
-        std::iter::from_fn(move || {
-            while at + HEAD_BYTES < end {
-                let here = self.layout().data_at + at;
-                if (at - block_at) as usize + HEAD_BYTES as usize > read {
-                    block_at = at;
-                    read = self.segment().read(&mut block, here);
-                    if read < HEAD_BYTES as usize {
-                        return None;
-                    }
-                }
-                let (key, len, schema) = unpack_head(&block[(at - block_at) as usize..]);
-                let found = self.index(key as i64).and_then(|i| {
-                    let record = self.indexed(i)?;
-                    let generation = self.generation(record.region.into(), Ordering::Acquire);
-                    (generation == record.generation).then_some((i, record))
-                });
-                match found {
-                    Some((i, record))
-                        if broken(Fault::TrustHeads)
-                            || record.at as u64 == here + HEAD_BYTES
-                                && (record.len as u64, record.schema) == (len, schema) =>
-                    {
-                        at += room_for(len);
-                        return Some((i, record));
-                    }
-                    // A gap that the dead left, or a record that is gone.
-                    _ => at += RECORD_ALIGN,
-                }
-            }
-            None
-        })
+    /// Whether it is known what was there before.
+    pub(crate) fn is_ready(&self) -> bool {
+        // SYNC POINT ready: Acquire here, Release in `set_ready`: who sees it sees what is known.
+        self.head(READY).load(Ordering::Acquire) != 0
     }
 
+    /// Whether that cannot have changed since without our knowledge.
+    pub(crate) fn is_ready_to_write(&self) -> bool {
+        // SYNC POINT ready: as above.
+        self.head(READY).load(Ordering::Acquire) == READY_TO_WRITE
+    }
+
+    pub(crate) fn set_ready(&self, to_write: bool) {
+        let ready = if to_write { READY_TO_WRITE } else { READY_TO_READ };
+        self.head(READY).store(ready, Ordering::Release);
+    }
+
+    /// As if nothing were known yet.
+    #[cfg(test)]
+    pub(crate) fn unset_ready(&self) {
+        self.head(READY).store(0, Ordering::Release);
+    }
+
+    /// Says that region `r` is as it was left: in that generation, with so many bytes, places in its log
+    /// and records. Nobody writes.
+    pub(crate) fn restore(&self, r: u64, generation: u32, used: u64, places: u64, records: u64) {
+        let set = |word, value| self.region(r, word).store(value, Ordering::Relaxed);
+        set(RAISED, u64::from(generation) - 1);
+        set(CURSOR, used);
+        set(LOGGED, places);
+        set(HELD, pack_count(generation, records));
+        let tick = self.head(TICK).fetch_add(1, Ordering::Relaxed) + 1;
+        set(USED, tick);
+        set(BORN, tick);
+    }
+
+    /// Makes region `r` the one that is filled; none without one.
+    pub(crate) fn activate(&self, r: Option<u64>) {
+        self.head(ACTIVE).store(r.unwrap_or(NONE), Ordering::SeqCst);
+    }
+
+    /// The first of so many places in the log of region `r`, which are the caller's. It is writing there.
+    pub(crate) fn take_places(&self, r: u64, count: u64) -> u64 {
+        self.region(r, LOGGED).fetch_add(count, Ordering::Relaxed)
+    }
+
+    // What is known to be in vain
+
+    /// Whether there was no room when somebody looked last, and none has come since.
+    pub(crate) fn is_full(&self) -> bool {
+        self.head(FULL).load(Ordering::Relaxed) != 0
+    }
+
+    fn set_full(&self, full: bool) {
+        self.head(FULL).store(u64::from(full), Ordering::Relaxed);
+    }
+
+    /// Until when nothing is written; see `rest`.
+    pub(crate) fn resting(&self) -> u64 {
+        self.head(RESTING).load(Ordering::Relaxed)
+    }
+
+    /// Has nobody write until then.
+    pub(crate) fn rest(&self, until: u64) {
+        self.head(RESTING).fetch_max(until, Ordering::Relaxed);
+    }
+
+    // What there is
+
     /// Bytes laid down, gaps included.
-    pub(super) fn used_bytes(&self) -> u64 {
-        let used = |r| self.region(r, CURSOR).load(Ordering::Relaxed);
-        (0..self.geometry().regions).map(used).sum()
+    pub(crate) fn used_bytes(&self) -> u64 {
+        (0..self.layout().regions).map(|r| self.used_in(r)).sum()
+    }
+
+    /// Bytes laid down in region `r`.
+    pub(crate) fn used_in(&self, r: u64) -> u64 {
+        self.region(r, CURSOR).load(Ordering::Acquire).min(self.layout().region_bytes())
+    }
+
+    /// About how many records there are: also those that the dead counted and nobody finds.
+    pub(crate) fn about_filled(&self) -> u64 {
+        (0..self.layout().regions).map(|r| self.held(r)).sum()
     }
 
     /// How many records there are.
-    pub(super) fn filled(&self) -> u64 {
-        let regions = 0..self.geometry().regions;
+    pub(crate) fn filled(&self) -> u64 {
+        let regions = 0..self.layout().regions;
         let counted: Vec<u64> =
             regions.clone().map(|r| self.region(r, HELD).load(Ordering::SeqCst)).collect();
         // Who begins to write after this look changes what was counted.
@@ -408,7 +529,7 @@ impl RecordStore {
             self.indexed(*i)
                 .is_some_and(|found| (found.region, found.generation) == (r as u32, generation))
         };
-        let found = (0..self.geometry().dataset_len as usize).filter(is_here).count() as u64;
+        let found = (0..self.layout().samples as usize).filter(is_here).count() as u64;
         let agreed = !written
             && self
                 .region(r, HELD)

@@ -1,0 +1,631 @@
+"""The disk level against plain reads and its peers: one table, exit status 1 if a target is missed.
+
+python benches/python/disk.py [--only reads epochs writes opens sources shares rates]
+    [--rounds N] [--json PATH] [--with-many]
+
+Works in the folder for temporary files, which must be on a disk (TMPDIR says where), and takes
+about 3 GB there. A read is cold if no byte of its file is in the page cache before, which is
+checked. The limit is plain preads of the same records, in the same order, from one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import diskcache
+import lmdb
+import matplotlib as mpl
+import numpy as np
+import stocache
+import torch
+from measure import Table, Timings, interleave, machine_line, run, show_seconds, timed
+from stocache import CachedDataset
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+SIZES = {"150 KB": (150_528, 4000), "3 KB": (3072, 60_000)}
+"""Bytes of a sample, and how many there are."""
+PROCESSES = 2
+BATCH = 64
+GROUP = 96 * 2**20
+"""Memory of the control group in which data are larger than memory, page cache included."""
+PLOT = Path(__file__).resolve().parents[2] / "build" / "memory-and-disk.png"
+
+paths_made: list[str] = []
+"""Of every folder made here, to see at the end that none was left behind."""
+
+
+class Samples(Dataset[Tensor]):
+    """Bytes that do not compress, a piece of one buffer for each index; after a wait, as for a far
+    disk."""
+
+    def __init__(self, size: int, count: int, seconds: float = 0) -> None:
+        self.size, self.count, self.seconds = size, count, seconds
+        self.noise = torch.from_numpy(
+            np.random.default_rng(size).integers(0, 256, size + count, dtype=np.uint8)
+        )
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, idx: int) -> Tensor:
+        if self.seconds:
+            time.sleep(self.seconds)
+        return self.noise[idx : idx + self.size].clone()
+
+    def first_bytes(self, indices: Any) -> Tensor:
+        return self.noise[torch.as_tensor(indices)]
+
+
+# The page cache
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+
+class _Counts(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")
+    )
+
+
+def resident(path: Path) -> int:
+    """Bytes of a file that are in the page cache: cachestat(2)."""
+    counts, everything = _Counts(), _Range(0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        if libc.syscall(451, fd, ctypes.byref(everything), ctypes.byref(counts), 0) != 0:
+            raise OSError(ctypes.get_errno(), "cachestat(2) needs Linux 6.5")
+    finally:
+        os.close(fd)
+    return counts.cached * os.sysconf("SC_PAGE_SIZE")
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def make_cold(folder: Path) -> None:
+    """Nothing of these files is in the page cache."""
+    os.sync()
+    for path in files_in(folder):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+        if left := resident(path):
+            raise RuntimeError(f"{left} bytes of {path} stay in the page cache")
+
+
+# The sides. Each is a folder, and a function that opens it and gives one that reads a batch.
+
+Reader = Callable[[list[int]], Any]
+
+
+class Side:
+    def __init__(self, folder: Path, source: Samples) -> None:
+        self.folder, self.source = folder, source
+        folder.mkdir()
+        self.fill()
+
+    def fill(self) -> None:
+        raise NotImplementedError
+
+    def open(self) -> Reader:
+        """In the process that reads."""
+        raise NotImplementedError
+
+    def into_batch(self, indices: list[int], read: Callable[[int, memoryview], None]) -> Tensor:
+        batch = np.empty((len(indices), self.source.size), dtype=np.uint8)
+        for row, idx in enumerate(indices):
+            read(idx, memoryview(batch[row]))
+        return torch.from_numpy(batch)
+
+
+class Preads(Side):
+    """One file, records of one size: the least that reading can be without a trick."""
+
+    def fill(self) -> None:
+        with open(self.folder / "all", "wb") as file:
+            for sample in self.source:
+                file.write(sample.numpy())
+
+    def open(self) -> Reader:
+        fd = os.open(self.folder / "all", os.O_RDONLY)
+        size = self.source.size
+
+        def read(idx: int, row: memoryview) -> None:
+            if os.preadv(fd, [row], idx * size) != size:
+                raise RuntimeError("the file ends early")
+
+        return lambda indices: self.into_batch(indices, read)
+
+
+class OneFileEach(Side):
+    def fill(self) -> None:
+        for idx, sample in enumerate(self.source):
+            (self.folder / str(idx)).write_bytes(sample.numpy())
+
+    def open(self) -> Reader:
+        folder = str(self.folder)
+
+        def read(idx: int, row: memoryview) -> None:
+            with open(f"{folder}/{idx}", "rb", buffering=0) as file:
+                file.readinto(row)
+
+        return lambda indices: self.into_batch(indices, read)
+
+
+class Lmdb(Side):
+    reads_ahead = True
+
+    def fill(self) -> None:
+        room = 2 * self.source.count * (self.source.size + 4096)
+        with lmdb.open(str(self.folder), map_size=room) as env, env.begin(write=True) as all_of_it:
+            for idx, sample in enumerate(self.source):
+                all_of_it.put(b"%08d" % idx, memoryview(sample.numpy()))
+
+    def open(self) -> Reader:
+        env = lmdb.open(str(self.folder), readonly=True, lock=False, readahead=self.reads_ahead)
+        transaction = env.begin(buffers=True)
+
+        def read(idx: int, row: memoryview) -> None:
+            row[:] = transaction.get(b"%08d" % idx)
+
+        return lambda indices: self.into_batch(indices, read)
+
+
+class DiskCache(Side):
+    def fill(self) -> None:
+        with diskcache.Cache(str(self.folder), size_limit=2**40) as cache, cache.transact():
+            for idx, sample in enumerate(self.source):
+                cache[idx] = sample.numpy().tobytes()
+
+    def open(self) -> Reader:
+        cache = diskcache.Cache(str(self.folder))
+
+        def read(idx: int, row: memoryview) -> None:
+            row[:] = cache[idx]
+
+        return lambda indices: self.into_batch(indices, read)
+
+
+class Ours(Side):
+    """Samples on disk alone: memory has no room for one."""
+
+    def fill(self) -> None:
+        with contextlib.closing(self.cached()) as dataset:
+            dataset.warm(progress=False)
+            if not dataset.flush() or dataset.stats().disk.filled != len(self.source):
+                raise RuntimeError(f"not all samples are on disk: {dataset.stats()}")
+
+    def cached(self, memory: int = 1) -> CachedDataset:
+        room = self.source.count * (self.source.size + 1024) + 2**26
+        return CachedDataset(
+            self.source, memory, disk=room, disk_path=self.folder, fingerprint="bench", probe=0,
+            verbose=False,
+        )  # fmt: skip
+
+    def open(self) -> Reader:
+        dataset = self.cached()
+        return dataset.batches.__getitem__
+
+
+PEERS: dict[str, type[Side]] = {
+    "preads": Preads, "one file each": OneFileEach, "LMDB": Lmdb, "diskcache": DiskCache,
+    "ours": Ours,
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def folder_on_disk() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="stocache-bench-"))
+    paths_made.append(str(folder))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def sides_of(source: Samples, *names: str) -> Iterator[dict[str, Side]]:
+    with folder_on_disk() as folder:
+        yield {name: PEERS[name](folder / name.replace(" ", "-"), source) for name in names}
+
+
+# Reading, two processes
+
+
+def read_all(side: Side, warm: bool = False, group: Path | None = None) -> float:
+    """Every record once, in an order that nobody knows before, by processes at the same time."""
+    if not warm:
+        make_cold(side.folder)
+    order = list(range(len(side.source)))
+    random.shuffle(order)
+    context = multiprocessing.get_context("fork")
+    begin = context.Barrier(PROCESSES + 1)
+    parts = [order[k::PROCESSES] for k in range(PROCESSES)]
+    readers = [
+        context.Process(target=_read_part, args=(side, part, begin, group)) for part in parts
+    ]
+    for reader in readers:
+        reader.start()
+    begin.wait(60)
+    start = time.perf_counter()
+    for reader in readers:
+        reader.join()
+    elapsed = time.perf_counter() - start
+    if any(reader.exitcode for reader in readers):
+        raise RuntimeError("a reader failed")
+    return elapsed
+
+
+def _read_part(side: Side, part: list[int], begin: Any, group: Path | None) -> None:
+    if group is not None:
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    torch.set_num_threads(1)
+    read = side.open()
+    begin.wait(60)
+    for at in range(0, len(part), BATCH):
+        indices = part[at : at + BATCH]
+        batch = read(indices)
+        if not torch.equal(batch[:, 0], side.source.first_bytes(indices)):
+            raise RuntimeError("a batch holds other bytes than it should")
+
+
+@contextlib.contextmanager
+def small_memory() -> Iterator[Path]:
+    """A control group whose page cache is smaller than the data. Version 1 or 2, whichever is
+    there."""
+    places = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
+    for place, limit in places:
+        group = Path(place) / f"stocache-bench-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            try:
+                (group / limit).write_text(str(GROUP))
+            except OSError:
+                group.rmdir()
+                continue
+            try:
+                yield group
+            finally:
+                group.rmdir()
+            return
+    raise RuntimeError("no control group can be made here: data larger than memory not measured")
+
+
+def spread(times: Timings, side: str, other: str) -> str:
+    """The least and the most of the ratios."""
+    pairs = zip(times.seconds[side], times.seconds[other], strict=True)
+    ratios = sorted(100 * a / b for a, b in pairs)
+    return f"{statistics.median(ratios):.0f} %  ({ratios[0]:.0f} to {ratios[-1]:.0f} %)"
+
+
+def report_reads(table: Table, what: str, times: Timings, least: float) -> None:
+    for side in times.seconds:
+        share = 100 * times.ratio("preads", side)
+        words = spread(times, "preads", side)
+        if side == "ours":
+            table.at_least(f"{what}: ours / preads", share, least, words, " %")
+        elif side != "preads":
+            table.info(f"{what}: {side} / preads", share, words)
+
+
+def reads(table: Table, progress: Any, rounds: int) -> None:
+    """Samples per second as a share of plain preads."""
+    few = max(3, rounds // 3)
+    targets = {"150 KB": (120, 75, 150), "3 KB": (250, 0, 200)}
+    for name, (size, count) in SIZES.items():
+        cold, warm, larger = targets[name]
+        with sides_of(Samples(size, count), "preads", "one file each", "LMDB", "ours") as sides:
+            each = {key: lambda side=side: read_all(side) for key, side in sides.items()}
+            times = interleave(each, few, progress, warmup=0)
+            report_reads(table, f"{name}, cold", times, cold)
+            if warm:
+                each = {key: lambda side=side: read_all(side, True) for key, side in sides.items()}
+                times = interleave(each, few, progress)
+                report_reads(table, f"{name}, in the page cache", times, warm)
+            with small_memory() as group:
+                each = {
+                    key: lambda side=side: read_all(side, group=group)
+                    for key, side in sides.items()
+                }
+                times = interleave(each, few, progress, warmup=0)
+            report_reads(table, f"{name}, larger than memory", times, larger)
+            if name == "150 KB":
+                ratio = times.ratio("LMDB", "ours")
+                words = f"{ratio:.2f} x"
+                table.at_least(f"{name}, larger than memory: LMDB / ours", ratio, 2, words, " x")
+
+
+# Epochs through loaders
+
+
+class AsDataset(Dataset[Tensor]):
+    """A peer's samples, opened in the worker."""
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.read: Reader | None = None
+
+    def __len__(self) -> int:
+        return len(self.side.source)
+
+    def __getitem__(self, idx: int) -> Tensor:
+        self.read = self.read or self.side.open()
+        return self.read([idx])[0]
+
+
+def epoch(loader: Any, count: int) -> float:
+    start = time.perf_counter()
+    seen = sum(len(batch) for batch in loader)
+    elapsed = time.perf_counter() - start
+    if seen != count:
+        raise RuntimeError(f"an epoch had {seen} samples, wanted {count}")
+    return elapsed
+
+
+def epochs(table: Table, progress: Any, rounds: int) -> None:
+    """From disk alone, cold, the same loop over each; and against the level's own reads."""
+    targets = {"150 KB": 2, "3 KB": 4}
+    for name, (size, count) in SIZES.items():
+        with (
+            sides_of(Samples(size, count), "LMDB", "diskcache", "ours") as sides,
+            contextlib.closing(sides["ours"].cached()) as dataset,  # type: ignore[attr-defined]
+        ):
+            loaders = {
+                key: DataLoader(AsDataset(side), BATCH, shuffle=True, num_workers=PROCESSES)
+                for key, side in sides.items()
+            }
+            loaders["ours"] = stocache.DataLoader(
+                dataset, BATCH, shuffle=True, num_workers=PROCESSES
+            )
+
+            def cold_epoch(key: str, loaders: Any = loaders, sides: Any = sides) -> float:
+                make_cold(sides[key].folder)
+                return epoch(loaders[key], len(sides[key].source))
+
+            each: dict[str, Any] = {key: lambda key=key: cold_epoch(key) for key in loaders}
+            each["reads"] = lambda sides=sides: read_all(sides["ours"])
+            times = interleave(each, max(3, rounds // 3), progress, warmup=0)
+        what = f"epoch from disk, {name}, cold"
+        share = 100 * times.ratio("reads", "ours")
+        words = spread(times, "reads", "ours")
+        table.at_least(f"{what}: speed / the level's own reads", share, 80, words, " %")
+        for peer, least in (("LMDB", 1.2), ("diskcache", targets[name])):
+            ratio = times.ratio(peer, "ours")
+            words = f"{ratio:.2f} x  ({show_seconds(times.median(peer))} / "
+            words += f"{show_seconds(times.median('ours'))})"
+            table.at_least(f"{what}: {peer} / ours", ratio, least, words, " x")
+
+
+# Writing
+
+
+def writes(table: Table, progress: Any, rounds: int) -> None:
+    """Until all of it is on the disk itself."""
+    for name, (size, count) in SIZES.items():
+        source = Samples(size, count)
+        with folder_on_disk() as folder:
+
+            def plainly(source: Samples = source, folder: Path = folder) -> float:
+                path = folder / "plain"
+                with open(path, "wb") as file:
+                    left = len(source) * source.size
+                    piece = source.noise.numpy()[: min(2**20, len(source.noise))].tobytes()
+                    start = time.perf_counter()
+                    while left > 0:
+                        left -= file.write(piece[:left])
+                    file.flush()
+                    os.fsync(file.fileno())
+                    elapsed = time.perf_counter() - start
+                path.unlink()
+                os.sync()
+                return elapsed
+
+            def ours(source: Samples = source, folder: Path = folder) -> float:
+                side = Ours.__new__(Ours)
+                side.folder, side.source = folder / "ours", source
+                side.folder.mkdir()
+                with contextlib.closing(side.cached()) as dataset:
+                    start = time.perf_counter()
+                    dataset.warm(progress=False)
+                    dataset.flush()
+                    os.sync()
+                    elapsed = time.perf_counter() - start
+                    if dataset.stats().disk.filled != len(source):
+                        raise RuntimeError(f"not all samples are on disk: {dataset.stats()}")
+                shutil.rmtree(side.folder)
+                os.sync()
+                return elapsed
+
+            sides = {"plain": plainly, "ours": ours}
+            times = interleave(sides, max(3, rounds // 3), progress, warmup=1)
+        share = 100 * times.ratio("plain", "ours")
+        words = spread(times, "plain", "ours")
+        what = f"writing {name}, durable: speed / one sequential file"
+        table.at_least(what, share, 80, words, " %")
+
+
+# Opening
+
+
+def opened(count: int) -> Callable[[Table, Any, int], None]:
+    def measure(table: Table, progress: Any, rounds: int) -> None:
+        limit = 0.2 if count <= 100_000 else 2.0
+        with sides_of(Samples(8, count), "ours") as sides:
+            side: Any = sides["ours"]
+
+            def reopen() -> float:
+                start = time.perf_counter()
+                dataset = side.cached()
+                elapsed = time.perf_counter() - start
+                if dataset.stats().disk.filled != count:
+                    raise RuntimeError(f"not all were found: {dataset.stats()}")
+                dataset.close()
+                return elapsed
+
+            times = interleave({"open": reopen}, max(3, rounds // 3), progress)
+        seconds = times.median("open")
+        what = f"opening a level of {count:,} samples"
+        table.at_most(what, seconds, limit, show_seconds(seconds), " s")
+
+    return measure
+
+
+# A slow source, shares, hit rates
+
+
+def sources(table: Table, progress: Any, rounds: int) -> None:
+    """The first epoch, in which everything is written behind."""
+    size, _ = SIZES["150 KB"]
+    source = Samples(size, 1000, 0.003)
+    with folder_on_disk() as folder:
+
+        def plainly() -> float:
+            loader = DataLoader(source, BATCH, shuffle=True, num_workers=PROCESSES)
+            return epoch(loader, len(source))
+
+        def ours() -> float:
+            side = Ours.__new__(Ours)
+            side.folder, side.source = folder / "ours", source
+            side.folder.mkdir()
+            with contextlib.closing(side.cached()) as dataset:
+                loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=PROCESSES)
+                elapsed = epoch(loader, len(source))
+                if dataset.stats().disk.filled != len(source) and not dataset.flush():
+                    raise RuntimeError(f"not all samples are on disk: {dataset.stats()}")
+            shutil.rmtree(side.folder)
+            return elapsed
+
+        times = interleave({"plain": plainly, "ours": ours}, max(3, rounds // 3), progress)
+    more = 100 * (times.ratio("ours", "plain") - 1)
+    words = f"{more:+.1f} %  ({show_seconds(times.median('ours'))} / "
+    words += f"{show_seconds(times.median('plain'))})"
+    what = "first epoch, source of 3 ms, written to disk: more than without a cache"
+    table.at_most(what, more, 5, words, " %")
+
+
+def shares(table: Table, progress: Any, rounds: int) -> None:
+    """Epochs with a share of the samples in memory and the rest on disk: no cliff between."""
+    mpl.use("Agg")  # there may be no display
+    from matplotlib import pyplot as plt
+
+    size, count = SIZES["150 KB"]
+    parts = (0, 25, 50, 75, 100)
+    with sides_of(Samples(size, count), "ours") as sides, contextlib.ExitStack() as stack:
+        side: Any = sides["ours"]
+        each = {}
+        for part in parts:
+            room = 2**20 + 64 * count + count * (size + 256) * part // 100
+            dataset = stack.enter_context(contextlib.closing(side.cached(room)))
+            dataset.warm(progress=False)
+            loader = stocache.DataLoader(dataset, BATCH, shuffle=True, num_workers=PROCESSES)
+            for _ in range(2):  # what comes up into memory comes up
+                epoch(loader, count)
+
+            def cold_epoch(loader: Any = loader) -> float:
+                make_cold(side.folder)
+                return epoch(loader, count)
+
+            each[str(part)] = cold_epoch
+        times = interleave(each, max(3, rounds // 3), progress)
+    between = [times.median("0") + (times.median("100") - times.median("0")) * p / 100 for p in parts]
+    ratio = times.median("50") / between[2]
+    words = f"{ratio:.2f} x  ({show_seconds(times.median('0'))} on disk, "
+    words += f"{show_seconds(times.median('50'))} half, {show_seconds(times.median('100'))} in memory)"
+    what = "half in memory, half on disk: epoch / middle of the two"
+    table.at_most(what, ratio, 1.1, words, " x")
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    found = [times.median(str(part)) for part in parts]
+    axes.plot(parts, found, "o-", color="#1f6f9f", label="stocache.DataLoader")
+    axes.plot(parts, between, "--", color="#555555", label="straight line")
+    axes.set_xlabel("share in memory, the rest on disk (%)")
+    axes.set_ylabel("epoch (s)")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(
+        f"{count} samples of 150 KB, cold page cache. {machine_line()}", fontsize=6, color="#777777"
+    )
+    PLOT.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PLOT, dpi=150)
+    plt.close(figure)
+    table.notes.append(f"plot: {PLOT}")
+
+
+def rates(table: Table, progress: Any, rounds: int) -> None:
+    """Shuffled epochs, replayed with each policy; and what an oracle would reach."""
+    size, count, turns = 4096, 2000, 5
+    source = Samples(size, count)
+    for part in (10, 35, 50, 80):
+        orders = [random.Random(turn).sample(range(count), count) for turn in range(turns)]
+        found = {policy: replay(source, policy, part, orders) for policy in ("freeze", "lru")}
+        found["optimum"] = optimum(orders, count * part // 100)
+        words = ", ".join(f"{key} {100 * value:.1f} %" for key, value in found.items())
+        what = f"hit rate with {part} % in memory: freeze, in points below the share"
+        table.at_most(what, part - 100 * found["freeze"], 3, words, " points")
+
+
+def replay(source: Samples, policy: str, part: int, orders: list[list[int]]) -> float:
+    """The share of hits after the first epoch."""
+    room = 2**16 + len(source) * 64 + len(source) * (source.size + 96) * part // 100
+    with contextlib.closing(
+        CachedDataset(source, room, policy=policy, fingerprint="bench", verbose=False)
+    ) as dataset:
+        for idx in orders[0]:
+            dataset[idx]
+        before = dataset.stats()
+        for order in orders[1:]:
+            for idx in order:
+                dataset[idx]
+        after = dataset.stats()
+    asked = sum(map(len, orders[1:]))
+    return (after.hits - before.hits) / asked
+
+
+def optimum(orders: list[list[int]], room: int) -> float:
+    """Belady's: what is needed latest makes room, or is not stored at all."""
+    asked = [idx for order in orders for idx in order]
+    when_next = [len(asked)] * len(asked)
+    last: dict[int, int] = {}
+    for at in range(len(asked) - 1, -1, -1):
+        when_next[at] = last.get(asked[at], len(asked))
+        last[asked[at]] = at
+    held: dict[int, int] = {}
+    hits = 0
+    for at, idx in enumerate(asked):
+        if idx in held:
+            hits += at >= len(orders[0])
+        held[idx] = when_next[at]
+        if len(held) > room:
+            del held[max(held, key=held.__getitem__)]
+    return hits / (len(asked) - len(orders[0]))
+
+
+SECTIONS = {
+    "reads": reads, "epochs": epochs, "writes": writes, "opens": opened(100_000),
+    "sources": sources, "shares": shares, "rates": rates, "many": opened(10_000_000),
+}  # fmt: skip
+EXTRA = {"many": "open a level of 10 million samples: about 2 GB and some minutes"}
+
+
+if __name__ == "__main__":
+    sys.exit(run(__doc__ or "", SECTIONS, paths_made, EXTRA))

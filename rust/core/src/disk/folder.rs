@@ -1,0 +1,326 @@
+//! The folder of a disk store: whose it is, what it is for, the names in it.
+//!
+//! ```text
+//!   <folder>/store              what it is for: the header below
+//!   <folder>/lock               who uses it (members.rs)
+//!   <folder>/schemas            what records are made of (schemas.rs)
+//!   <folder>/003-0000000a.dat   the records of region 3 in its generation 10
+//!   <folder>/003-0000000a.log   which they are (log.rs)
+//! ```
+//!
+//! A file is never written to again once its region has another generation: it is cut to nothing and removed.
+//! Who has it open finds less than a record there, which is a miss.
+//!
+//! The header, all numbers little-endian:
+//!
+//! ```text
+//!   0   8   magic "stocdisk"       8   4   format number     12  4   flags: bit 0 keyed
+//!   16  16  random number          32  16  fingerprint of the dataset
+//!   48  8   samples of the dataset, 0 if keyed               56  8   bytes of a region
+//!   64  8   XXH3 of bytes 0 to 64
+//! ```
+
+use crate::bytes::Bytes;
+use crate::error::{Error, Kind, Result};
+use crate::fault::{Fault, active as broken};
+use crate::sys::private_file::{
+    check_folder, check_private, open_private, private_folder, read_header, write_all,
+};
+use rustix::fd::AsFd;
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The number of this format. A store of another is left as it is.
+pub(super) const FORMAT: u32 = 1;
+const MAGIC: [u8; 8] = *b"stocdisk";
+const HEADER: usize = 72;
+const FLAG_KEYED: u32 = 1;
+
+/// What a store is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Random: tells two stores apart that were in the same place.
+    pub(super) id: u128,
+    pub(super) fingerprint: u128,
+    /// 0 if samples are known by keys: then their number may change.
+    pub(super) samples: u64,
+    pub(super) keyed: bool,
+    pub(super) region_bytes: u64,
+}
+
+impl Header {
+    fn encode(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(0, &MAGIC);
+        put(8, &FORMAT.to_le_bytes());
+        put(12, &(if self.keyed { FLAG_KEYED } else { 0 }).to_le_bytes());
+        put(16, &self.id.to_le_bytes());
+        put(32, &self.fingerprint.to_le_bytes());
+        put(48, &self.samples.to_le_bytes());
+        put(56, &self.region_bytes.to_le_bytes());
+        let sum = xxh3_64(&bytes[..HEADER - 8]);
+        bytes[HEADER - 8..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// Believes nothing.
+    fn decode(bytes: &[u8; HEADER]) -> std::result::Result<Self, String> {
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let wide = |at: usize| u128::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        if bytes[..8] != MAGIC {
+            return Err("its file \"store\" does not begin like one of stocache's".into());
+        }
+        let (format, flags) = (word(8) as u32, (word(8) >> 32) as u32);
+        if format != FORMAT {
+            return Err(format!("it has format {format}, this stocache reads format {FORMAT}"));
+        }
+        if word(64) != xxh3_64(&bytes[..64]) || flags & !FLAG_KEYED != 0 {
+            return Err("its file \"store\" is damaged".into());
+        }
+        Ok(Self {
+            id: wide(16),
+            fingerprint: wide(32),
+            samples: word(48),
+            keyed: flags & FLAG_KEYED != 0,
+            region_bytes: word(56),
+        })
+    }
+}
+
+/// A folder that is ours.
+pub(super) struct Folder {
+    pub(super) path: PathBuf,
+    pub(super) header: Header,
+}
+
+impl Folder {
+    /// The store in this folder, made as `wanted` says if there is none. It is not looked at yet whether it
+    /// is for the same samples.
+    pub(super) fn open(path: &Path, wanted: &Header) -> Result<Self> {
+        let refuse = |why: String| {
+            Error::new(
+                Kind::Refused,
+                format!(
+                    "{} cannot be used as a disk level: {why}; remove it (`stocache rm {}`) or use another disk_path",
+                    path.display(),
+                    path.display()
+                ),
+            )
+        };
+        private_folder(path).map_err(|error| {
+            let remedy = "disk_path must be a folder that this user may write to";
+            Error::new(Kind::System, format!("cannot make {}: {error}; {remedy}", path.display()))
+        })?;
+        check_folder(path).map_err(refuse)?;
+        if let Some(what) = network(path) {
+            return Err(Error::new(
+                Kind::Argument,
+                format!(
+                    "disk_path {} is on {what}, a network file system, which is no faster than the source and \
+                     has no locks that can be relied on; use a disk of this node",
+                    path.display()
+                ),
+            ));
+        }
+        let header = Self::read(path).map_err(refuse)?;
+        let header = match header {
+            Some(header) => header,
+            None => {
+                Self::write(path, wanted).map_err(|errno| {
+                    Error::new(
+                        if errno == Errno::NOSPC { Kind::Space } else { Kind::System },
+                        format!("cannot write to {}: {errno}; free some of the disk, or use another disk_path",
+                            path.display()),
+                    )
+                })?;
+                // Whoever was faster.
+                Self::read(path)
+                    .and_then(|header| header.ok_or_else(|| "it vanished".to_string()))
+                    .map_err(refuse)?
+            }
+        };
+        Ok(Self { path: path.to_path_buf(), header })
+    }
+
+    /// Why the store in this folder cannot be what `wanted` says; `None` if it can. Its regions keep the
+    /// size that they have.
+    pub(super) fn differs(&self, wanted: &Header) -> Option<String> {
+        let ours = &self.header;
+        if ours.fingerprint != wanted.fingerprint {
+            return Some("it was made for other data".into());
+        }
+        if ours.keyed != wanted.keyed {
+            let word = if ours.keyed { "with" } else { "without" };
+            return Some(format!("it was made {word} key="));
+        }
+        (ours.samples != wanted.samples)
+            .then(|| format!("it is for {} samples, not {}", ours.samples, wanted.samples))
+    }
+
+    /// What the header in a folder says; `None` if there is none.
+    pub(super) fn read(path: &Path) -> std::result::Result<Option<Header>, String> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = match rustix::fs::openat(CWD, path.join("store"), flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(format!("cannot open its file \"store\" ({errno})")),
+        };
+        let stat = rustix::fs::fstat(&file).map_err(|errno| errno.to_string())?;
+        check_private(&stat)?;
+        let (bytes, _) = read_header::<HEADER>(file.as_fd())?;
+        Header::decode(&bytes).map(Some)
+    }
+
+    /// Puts a header there in one step, unless there is one.
+    fn write(path: &Path, header: &Header) -> rustix::io::Result<()> {
+        let made = path.join(format!("store.{:016x}", header.id as u64));
+        let file = open_private(&made, OFlags::WRONLY | OFlags::EXCL)?;
+        let named = write_all(file.as_fd(), &header.encode(), 0)
+            .and_then(|()| rustix::fs::fsync(&file))
+            .and_then(|()| {
+                let to = path.join("store");
+                match rustix::fs::renameat_with(CWD, &made, CWD, &to, RenameFlags::NOREPLACE) {
+                    // Some file systems have only links for this.
+                    Err(Errno::INVAL) => rustix::fs::link(&made, &to),
+                    done => done,
+                }
+            });
+        let _moved_already = rustix::fs::unlink(&made);
+        match named {
+            Err(Errno::EXIST) => Ok(()), // somebody was faster
+            done => done,
+        }
+    }
+
+    pub(super) fn data(&self, region: u64, generation: u32) -> PathBuf {
+        self.path.join(format!("{region:03}-{generation:08x}.dat"))
+    }
+
+    pub(super) fn log(&self, region: u64, generation: u32) -> PathBuf {
+        self.path.join(format!("{region:03}-{generation:08x}.log"))
+    }
+
+    /// The files of regions that are there: region, generation, whether it is the log.
+    pub(super) fn files(&self) -> Vec<(u64, u32, bool)> {
+        let Ok(entries) = std::fs::read_dir(&self.path) else { return Vec::new() };
+        let named = |entry: std::io::Result<std::fs::DirEntry>| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            let (stem, ending) = name.split_once('.')?;
+            let (region, generation) = stem.split_once('-')?;
+            let log = match ending {
+                "dat" => false,
+                "log" => true,
+                _ => return None,
+            };
+            let right = region.len() == 3 && generation.len() == 8;
+            right.then_some(())?;
+            let generation = u32::from_str_radix(generation, 16).ok().filter(|&g| g > 0)?;
+            Some((region.parse().ok()?, generation, log))
+        };
+        entries.filter_map(named).collect()
+    }
+
+    /// Removes the files of a region in that generation, and their room: also from who has one open, which
+    /// may be for long. What it reads of it belongs to nobody any more.
+    pub(super) fn remove(&self, region: u64, generation: u32) {
+        let (log, data) = (self.log(region, generation), self.data(region, generation));
+        let _gone_already = rustix::fs::unlink(&log);
+        let flags = OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        if !broken(Fault::RemoveUncut) {
+            let _gone_already = rustix::fs::openat(CWD, &data, flags, Mode::empty());
+        }
+        let _gone_already = rustix::fs::unlink(&data);
+    }
+}
+
+/// The name of the network file system that this is on; `None` if it is on none that is known.
+fn network(path: &Path) -> Option<&'static str> {
+    let kind = rustix::fs::statfs(path).ok()?.f_type as u64 as u32;
+    Some(match kind {
+        0x6969 => "NFS",
+        0x517b | 0xff53_4d42 | 0xfe53_4d42 => "SMB",
+        0x0bd0_0bd0 => "Lustre",
+        0x4750_4653 => "GPFS",
+        0x1983_0326 => "BeeGFS",
+        0x00c3_6400 => "Ceph",
+        0x5346_414f | 0x6b41_4653 => "AFS",
+        0x0102_1997 => "9P",
+        _ => return None,
+    })
+}
+
+/// The size of regions for a budget: at most 64 of them, of 64 MiB at least; of a small budget four, so
+/// that a part of it can go. None if that is too small for any.
+pub(super) fn region_bytes(budget: u64) -> Result<u64> {
+    const MOST: u64 = 64;
+    const LEAST_BYTES: u64 = 64 << 20;
+    const FEWEST: u64 = 4;
+    let page = crate::sys::pages::PAGE as u64;
+    let regions = (budget / LEAST_BYTES).clamp(FEWEST, MOST);
+    match budget / regions / page * page {
+        0 => Err(Error::new(
+            Kind::Argument,
+            format!(
+                "disk is {}, which is too small; give it {} or more",
+                Bytes(budget),
+                Bytes(FEWEST * page)
+            ),
+        )),
+        bytes => Ok(bytes.min(super::log::LONGEST_FILE)),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn header() -> Header {
+        Header {
+            id: 5,
+            fingerprint: 3 << 64 | 2,
+            samples: 1000,
+            keyed: false,
+            region_bytes: 1 << 26,
+        }
+    }
+
+    /// Golden bytes: whoever changes the format must notice, and raise FORMAT.
+    #[test]
+    fn header_bytes_of_this_format_are_these() {
+        let bytes = header().encode();
+        assert_eq!(
+            &bytes[..64],
+            b"stocdisk\x01\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
+              \x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0\xe8\x03\0\0\0\0\0\0\0\0\0\x04\0\0\0\0"
+        );
+        assert_eq!(Header::decode(&bytes), Ok(header()));
+    }
+
+    #[test]
+    fn damaged_headers_are_refused() {
+        let good = header().encode();
+        for bit in 0..8 * HEADER {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(Header::decode(&bad).is_err(), "bit {bit}");
+        }
+        let mut newer = good;
+        newer[8] = 2;
+        assert_eq!(
+            Header::decode(&newer),
+            Err("it has format 2, this stocache reads format 1".into())
+        );
+    }
+
+    #[test]
+    fn a_budget_is_divided_into_files() {
+        assert_eq!(region_bytes(300 << 30).unwrap(), (300 << 30) / 64 / 4096 * 4096);
+        assert_eq!(region_bytes(1 << 30).unwrap(), 64 << 20);
+        assert_eq!(region_bytes(100 << 20).unwrap(), 25 << 20);
+        assert_eq!(region_bytes(16 << 10).unwrap(), 4096);
+        assert!(region_bytes(16_383).is_err());
+    }
+}

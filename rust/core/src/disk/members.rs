@@ -1,0 +1,78 @@
+//! Who uses a folder: all processes that share one table, and perhaps some with another.
+//!
+//! Two tables can be for one folder, if the disk is shared and /dev/shm is not (containers). One of them
+//! writes: the first to come, for as long as one of its processes lives. The others read what was there
+//! when they came; the one that writes next first reads what there is by then (recall.rs). Which table writes is noted in the file `lock`; that its processes live says a lock on
+//! the byte of its number, which they share.
+
+use crate::sys::ofd::{is_locked, lock_byte, share_byte, try_unlock_byte};
+use crate::sys::private_file::{open_private, write_all};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{CWD, Mode, OFlags};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The byte that is locked while a table is chosen; numbers of tables are less.
+const CHOOSING: u64 = 1 << 62;
+/// To choose takes a few system calls. Who takes longer is stopped.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// This process as one of those with its table.
+pub(super) struct Member {
+    file: OwnedFd,
+    id: u64,
+    /// The disk can be written to.
+    writable: bool,
+}
+
+impl Member {
+    /// Joins those with this table.
+    pub(super) fn join(folder: &Path, instance: u128) -> rustix::io::Result<Self> {
+        let (file, writable) = open(folder)?;
+        let id = (instance as u64 >> 3).max(1); // an offset in a file is at most 2^63
+        share_byte(&file, id)?;
+        Ok(Self { file, id, writable })
+    }
+
+    /// Whether this table is the one that writes; it becomes so if no other is.
+    pub(super) fn writes(&self, folder: &Path) -> bool {
+        // A description of its own: threads of this process may ask at the same time.
+        let Ok((choosing, true)) = open(folder) else { return false };
+        let began = Instant::now();
+        while !lock_byte(choosing.as_raw_fd(), CHOOSING) {
+            if began.elapsed() > PATIENCE {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let ours = match self.writer() {
+            Ok(writer) if writer == self.id => true,
+            Ok(writer) if writer != 0 && is_locked(&self.file, writer) => false,
+            Ok(_) if self.writable => {
+                write_all(self.file.as_fd(), &self.id.to_le_bytes(), 0).is_ok()
+            }
+            _ => false,
+        };
+        try_unlock_byte(choosing.as_raw_fd(), CHOOSING);
+        ours
+    }
+
+    fn writer(&self) -> rustix::io::Result<u64> {
+        let mut id = [0; 8];
+        match rustix::io::pread(&self.file, &mut id[..], 0)? {
+            8 => Ok(u64::from_le_bytes(id)),
+            _ => Ok(0),
+        }
+    }
+}
+
+/// The file `lock`, and whether it can be written to: where it cannot, what is there can be read.
+fn open(folder: &Path) -> rustix::io::Result<(OwnedFd, bool)> {
+    let path = folder.join("lock");
+    open_private(&path, OFlags::RDWR).map(|file| (file, true)).or_else(|errno| {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|_| errno)?;
+        Ok((file, false))
+    })
+}

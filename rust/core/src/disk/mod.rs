@@ -1,0 +1,32 @@
+//! Records in files of a near disk.
+//!
+//! | module | role |
+//! | --- | --- |
+//! | `records` | single records: found, read, taken to be written |
+//! | `recall` | what earlier jobs left, read from the logs |
+//! | `stats` | what it holds and did |
+//! | `write` | many records in one write; files for regions |
+//! | `store` | the store as this process has it open |
+//! | `behind` | records that wait to be written, and the thread that writes them |
+//! | `files` | the files of regions, as this process has them open |
+//! | `members` | who uses a folder |
+//! | `folder` | whose it is, what it is for, the names in it |
+//! | `schemas` | what records are made of |
+//! | `log` | which records lie in a file |
+
+mod behind;
+mod files;
+mod folder;
+mod log;
+mod members;
+mod recall;
+mod records;
+mod schemas;
+mod stats;
+mod store;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use stats::DiskStats;
+pub use store::{DiskOptions, DiskStore, Keys};

@@ -1,0 +1,601 @@
+//! What a disk store promises.
+
+use super::{DiskOptions, DiskStore, Keys};
+use crate::fault::meeting;
+use crate::records::portable::{self, HEAD, Head};
+use crate::space::{Firm, Ground};
+use crate::sys::pages::{PAGE, Pages};
+use std::io::IoSlice;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const FINGERPRINT: u128 = 0x0123_4567_89ab_cdef_0011_2233_4455_6677;
+const SAMPLES: u64 = 2000;
+
+/// A folder of a test, gone at its end.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new() -> Self {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let name = format!("stocache-disk-{}-{serial}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn options(path: &Path, budget: u64, recycles: bool) -> DiskOptions {
+    let path = path.to_path_buf();
+    let (dataset_len, fingerprint) = (SAMPLES, FINGERPRINT);
+    DiskOptions { path, budget, dataset_len, fingerprint, recycles, keys: Keys::Numbers }
+}
+
+fn open(path: &Path, budget: u64, recycles: bool) -> Arc<DiskStore> {
+    DiskStore::open(&options(path, budget, recycles)).unwrap()
+}
+
+/// The one value of a sample, of a length of its own.
+fn value(i: usize) -> Vec<u8> {
+    (0..i * 37 % 9000).map(|at| (at ^ i.wrapping_mul(31)) as u8).collect()
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+fn put(store: &Arc<DiskStore>, i: usize) -> bool {
+    let bytes = value(i);
+    let parts = [IoSlice::new(&bytes)];
+    let (key, fingerprint) = store.identity(i);
+    let head = Head { key, fingerprint, schema: Some(1), len: bytes.len() as u64 };
+    store.put(i, &portable::seal(&head, &parts), &parts, soon())
+}
+
+/// What is read of a sample: whole, or nothing.
+fn get(store: &DiskStore, i: usize) -> Option<Vec<u8>> {
+    let found = store.find(i, soon())?;
+    let mut pages = Pages::new(found.room()).unwrap();
+    let start = store.read(&found, &mut pages).unwrap()?;
+    let (key, fingerprint) = store.identity(i);
+    let (_, bytes) = portable::open(&pages[start..start + found.len], key, fingerprint).ok()?;
+    Some(bytes.to_vec())
+}
+
+fn count(store: &DiskStore) -> usize {
+    let there = |i: &usize| match get(store, *i) {
+        Some(bytes) => {
+            assert_eq!(bytes, value(*i), "sample {i}");
+            true
+        }
+        None => false,
+    };
+    (0..SAMPLES as usize).filter(there).count()
+}
+
+fn fill(store: &Arc<DiskStore>, samples: impl IntoIterator<Item = usize>) -> usize {
+    let taken = samples.into_iter().filter(|&i| put(store, i)).count();
+    assert!(store.flush(Duration::from_secs(60)));
+    taken
+}
+
+#[test]
+fn what_was_put_is_there_and_in_the_next_run_too() {
+    let folder = Temporary::new();
+    for run in 0..3 {
+        let store = open(&folder.0, 64 << 20, false);
+        let before = run * 500;
+        assert_eq!((count(&store), store.stats().records), (before, before as u64));
+        assert_eq!(fill(&store, before..before + 500), 500);
+        assert_eq!(fill(&store, 0..before + 500), before + 500, "they are there");
+        assert_eq!((count(&store), store.stats().fills), (before + 500, 500));
+        assert_eq!(store.stats().errors, 0);
+    }
+}
+
+#[test]
+fn who_comes_meanwhile_shares_it_and_who_is_dropped_has_written_all() {
+    let folder = Temporary::new();
+    let first = open(&folder.0, 64 << 20, false);
+    (0..300).for_each(|i| assert!(put(&first, i)));
+    // What waits to be written is waited for.
+    let second = open(&folder.0, 64 << 20, false);
+    assert!(Arc::ptr_eq(&first, &second), "one object per process");
+    assert_eq!(count(&second), 300);
+    (300..600).for_each(|i| assert!(put(&first, i)));
+    drop((first, second)); // without a flush
+    assert_eq!(count(&open(&folder.0, 64 << 20, false)), 600);
+}
+
+#[test]
+fn a_frozen_store_fills_up_and_stays_so() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 1 << 20, false);
+    fill(&store, 0..SAMPLES as usize);
+    let (kept, stats) = (count(&store), store.stats());
+    assert!(kept > 100 && kept < 300, "{kept}");
+    assert_eq!((stats.records as usize, stats.evicted), (kept, 0));
+    assert!(stats.bytes <= stats.capacity && stats.bytes > stats.capacity * 8 / 10, "{stats:?}");
+    assert!(!put(&store, 1999), "nothing more is taken");
+    // The files take what they may, from the first on.
+    let on_disk: u64 = std::fs::read_dir(&folder.0)
+        .unwrap()
+        .map(|file| file.unwrap())
+        .filter(|file| file.file_name().to_string_lossy().ends_with(".dat"))
+        .map(|file| file.metadata().unwrap().len())
+        .sum();
+    assert!(on_disk <= 1 << 20);
+    drop(store);
+    let store = open(&folder.0, 1 << 20, false);
+    assert_eq!((count(&store), store.stats().records as usize), (kept, kept));
+    fill(&store, 0..SAMPLES as usize);
+    assert!(count(&store) >= kept, "nothing goes in the next run");
+    store.clear().unwrap();
+    assert_eq!((count(&store), store.stats().records), (0, 0));
+    assert_eq!(fill(&store, 500..600), 100);
+    assert_eq!(count(&store), 100);
+}
+
+#[test]
+fn a_recycled_store_keeps_the_newest_and_its_budget() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 1 << 20, true);
+    for i in 0..SAMPLES as usize {
+        assert!(put(&store, i));
+        if i % 50 == 0 {
+            assert!(store.flush(Duration::from_secs(60)));
+        }
+    }
+    assert!(store.flush(Duration::from_secs(60)));
+    let stats = store.stats();
+    assert!(stats.evicted > 1000 && stats.records > 100, "{stats:?}");
+    assert_eq!(count(&store) as u64, stats.records);
+    assert!((1990..2000).all(|i| get(&store, i).is_some()), "the newest are there");
+    let files = std::fs::read_dir(&folder.0).unwrap().count();
+    assert!(files <= 3 + 2 * 4, "old files are gone: {files}");
+}
+
+#[test]
+fn another_dataset_is_refused_and_its_store_left_alone() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 1 << 20, false);
+    fill(&store, 0..50);
+    drop(store);
+    let refused = |change: &dyn Fn(&mut DiskOptions)| {
+        let mut other = options(&folder.0, 1 << 20, false);
+        change(&mut other);
+        DiskStore::open(&other).err().unwrap().to_string()
+    };
+    assert!(refused(&|other| other.fingerprint += 1).contains("it was made for other data"));
+    assert!(refused(&|other| other.dataset_len += 1).contains("for 2000 samples, not 2001"));
+    let keys: Arc<[u128]> = (0..SAMPLES).map(u128::from).collect();
+    assert!(refused(&|other| other.keys = Keys::Of(keys.clone())).contains("without key="));
+    assert_eq!(count(&open(&folder.0, 1 << 20, false)), 50);
+}
+
+#[test]
+fn keys_find_their_samples_wherever_these_are_now() {
+    let folder = Temporary::new();
+    let key =
+        |what: usize| u128::from(what as u64) << 64 | (what as u128).wrapping_mul(0x9e37_79b9);
+    let with = |order: Vec<usize>| {
+        let keys: Arc<[u128]> = order.iter().map(|&what| key(what)).collect();
+        let dataset_len = keys.len() as u64;
+        let keys = Keys::Of(keys);
+        let options = DiskOptions { dataset_len, keys, ..options(&folder.0, 8 << 20, false) };
+        DiskStore::open(&options).unwrap()
+    };
+    let store = with((0..200).collect());
+    assert_eq!(fill(&store, 0..200), 200);
+    drop(store);
+    // Reordered, longer, and some are gone.
+    let order: Vec<usize> = (100..260).rev().collect();
+    let store = with(order.clone());
+    for (i, &what) in order.iter().enumerate() {
+        assert_eq!(get(&store, i), (what < 200).then(|| value(what)), "{what}");
+    }
+    drop(store);
+    // Half of a key is not enough.
+    let keys: Arc<[u128]> = (0..200).map(|what| key(what) ^ 1 << 100).collect();
+    let (dataset_len, keys) = (200, Keys::Of(keys));
+    let options = DiskOptions { dataset_len, keys, ..options(&folder.0, 8 << 20, false) };
+    let store = DiskStore::open(&options).unwrap();
+    assert!((0..200).all(|i| get(&store, i).is_none()));
+}
+
+#[test]
+fn a_folder_that_is_removed_meanwhile_ends_nothing() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 16 << 20, false);
+    fill(&store, 0..100);
+    assert_eq!(count(&store), 100);
+    std::fs::remove_dir_all(&folder.0).unwrap();
+    assert_eq!(count(&store), 100, "what is open is read");
+    for i in 100..200 {
+        put(&store, i);
+    }
+    assert!(store.flush(Duration::from_secs(60)));
+    assert_eq!(count(&store), 100);
+    let news = store.news().unwrap();
+    assert!(news.starts_with("cannot write to the disk level in"), "{news}");
+    assert_eq!(store.news(), None, "told once");
+    drop(store);
+    let store = open(&folder.0, 16 << 20, false);
+    assert_eq!((count(&store), fill(&store, 0..10)), (0, 10));
+}
+
+#[test]
+fn children_of_fork_read_and_write_and_have_no_descriptors_of_their_parent() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 16 << 20, false);
+    fill(&store, 0..100);
+    assert_eq!(count(&store), 100);
+    (100..150).for_each(|i| assert!(put(&store, i))); // perhaps not written yet
+    #[allow(unsafe_code)] // the child ends without a return to the test
+    // SAFETY: as said.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let link = |fd: i32| std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
+            let data = |path: PathBuf| path.extension().is_some_and(|end| end == "dat");
+            assert!(!(0..200).filter_map(link).any(data));
+            assert_eq!(count(&store), 150);
+            assert_eq!(fill(&store, 150..200), 50);
+        }));
+        #[allow(unsafe_code)]
+        // SAFETY: ends the child at once.
+        unsafe {
+            libc::_exit(i32::from(good.is_err()))
+        };
+    }
+    let mut status = -1;
+    #[allow(unsafe_code)]
+    // SAFETY: our child, and a status of our own.
+    unsafe {
+        assert_eq!(libc::waitpid(pid, &mut status, 0), pid)
+    };
+    assert_eq!(status, 0);
+    assert_eq!(count(&store), 200);
+}
+
+#[test]
+fn damaged_files_are_misses() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 64 << 20, false);
+    fill(&store, 0..1000);
+    drop(store);
+    let file = |end: &str| {
+        let mut all = std::fs::read_dir(&folder.0).unwrap().map(|file| file.unwrap().path());
+        all.find(|path| path.to_string_lossy().ends_with(end)).unwrap()
+    };
+    let (data, log) = (file(".dat"), file(".log"));
+    let (whole_data, whole_log) = (std::fs::read(&data).unwrap(), std::fs::read(&log).unwrap());
+    let check = |what: &str| {
+        let store = open(&folder.0, 64 << 20, false);
+        let there = count(&store); // what is there is right
+        assert!(there < 1000, "{what} was not seen");
+        there
+    };
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move |below: usize| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed as usize % below
+    };
+    let used = 1000 * 4500; // bytes, about
+    for round in 0..12 {
+        let (mut bad_data, mut bad_log) = (whole_data.clone(), whole_log.clone());
+        match round % 6 {
+            0 => (0..64).for_each(|_| bad_data[random(used)] ^= 1 << random(8)),
+            1 => bad_data.truncate(random(used)),
+            2 => {
+                let at = random(used / PAGE) * PAGE;
+                bad_data[at..at + 16 * PAGE].fill(0);
+            }
+            3 => {
+                // Two stretches that are exchanged.
+                let (a, b) = (random(used / 2) / 64 * 64, used / 2 + random(used / 4) / 64 * 64);
+                let kept = bad_data[a..a + 40_000].to_vec();
+                bad_data.copy_within(b..b + 40_000, a);
+                bad_data[b..b + 40_000].copy_from_slice(&kept);
+            }
+            4 => (0..20).for_each(|_| bad_log[random(24_000)] ^= 1 << random(8)),
+            _ => bad_log.truncate(random(23_000)),
+        }
+        std::fs::write(&data, bad_data).unwrap();
+        std::fs::write(&log, bad_log).unwrap();
+        check(["flips", "a cut", "zeros", "swaps", "flips in the log", "a cut log"][round % 6]);
+    }
+    std::fs::write(&data, &whole_data).unwrap();
+    std::fs::write(&log, &whole_log).unwrap();
+    assert_eq!(count(&open(&folder.0, 64 << 20, false)), 1000, "control");
+}
+
+#[test]
+fn a_store_of_a_newer_format_stays_untouched() {
+    let folder = Temporary::new();
+    drop(open(&folder.0, 1 << 20, false));
+    let path = folder.0.join("store");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[8] = 2;
+    std::fs::write(&path, &bytes).unwrap();
+    let error = DiskStore::open(&options(&folder.0, 1 << 20, false)).err().unwrap().to_string();
+    assert!(error.contains("it has format 2, this stocache reads format 1"), "{error}");
+    assert!(error.contains("remove it (`stocache rm"), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+}
+
+/// The head is as long as it was, wherever a record begins.
+#[test]
+fn records_lie_in_whole_pages_of_their_own_and_others() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 16 << 20, false);
+    fill(&store, 0..200);
+    for i in 0..200 {
+        let found = store.find(i, soon()).unwrap();
+        assert_eq!(found.len, HEAD + value(i).len());
+        assert!(found.room() >= found.len && found.room() < found.len + 2 * PAGE);
+    }
+}
+
+/// In the way of every file that will be made: what bears the name of a file is a folder.
+struct Blocked(Vec<PathBuf>);
+
+impl Blocked {
+    fn new(folder: &Path) -> Self {
+        let names = (0..4).flat_map(|r| (2..40).map(move |g| format!("{r:03}-{g:08x}.dat")));
+        let paths: Vec<PathBuf> =
+            names.map(|name| folder.join(name)).filter(|path| !path.exists()).collect();
+        paths.iter().for_each(|path| std::fs::create_dir(path).unwrap());
+        Self(paths)
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|path| std::fs::remove_dir(path).unwrap());
+    }
+}
+
+/// Longer than nothing is written after it went wrong.
+fn rest() {
+    std::thread::sleep(Duration::from_millis(1100));
+}
+
+fn there(store: &DiskStore) -> Vec<usize> {
+    (0..SAMPLES as usize).filter(|&i| get(store, i).is_some()).collect()
+}
+
+#[test]
+fn where_no_file_can_be_made_what_is_there_stays() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 1 << 20, true);
+    (0..500).for_each(|i| assert_eq!(fill(&store, [i]), 1));
+    let before = there(&store);
+    assert!(before.len() > 80, "{}", before.len());
+    let blocked = Blocked::new(&folder.0);
+    for round in 0..3 {
+        fill(&store, 1000 + 100 * round..1100 + 100 * round);
+        let now = there(&store);
+        assert!(before.iter().all(|i| now.contains(i)), "round {round}: {} left", now.len());
+        rest();
+    }
+    assert!(store.news().unwrap().starts_with("cannot write to the disk level in"));
+    drop(blocked);
+    (1500..2000).for_each(|i| assert_eq!(fill(&store, [i]), 1));
+    let now = there(&store);
+    assert!(now.contains(&1999) && now.len() > 80, "and then it goes on");
+}
+
+#[test]
+fn a_first_file_that_cannot_be_made_is_not_waited_for() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 1 << 20, false);
+    assert!(store.writes());
+    std::fs::remove_dir_all(&folder.0).unwrap();
+    let began = Instant::now();
+    fill(&store, 0..400); // many groups
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert_eq!(there(&store), []);
+    std::fs::create_dir(&folder.0).unwrap();
+    rest();
+    assert_eq!((fill(&store, 0..50), count(&store)), (50, 50));
+}
+
+#[test]
+fn clearing_while_others_write_is_no_trouble() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 1 << 20, true);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for i in (0..SAMPLES as usize).cycle() {
+                put(&store, i);
+                if i % 8 == 0 {
+                    store.flush(Duration::from_secs(60));
+                }
+                if done.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+        for _ in 0..300 {
+            store.clear().unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!((store.news(), store.stats().errors), (None, 0));
+    assert!(!store.is_resting());
+    store.clear().unwrap();
+    assert_eq!((fill(&store, 0..50), count(&store)), (50, 50));
+}
+
+/// Regions of which each must be prepared.
+#[derive(Default)]
+struct Loose(Mutex<Vec<(u64, u32)>>);
+
+impl Ground for Loose {
+    fn prepare(&self, r: u64, next: u32) -> bool {
+        self.0.lock().unwrap().push((r, next));
+        true
+    }
+
+    fn is_firm(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn what_is_emptied_at_the_last_moment_is_prepared_before_it_is_written_to() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 1 << 20, true);
+    fill(&store, 0..10);
+    let lease = store.space().lease().unwrap();
+    let (others, mut once) = (Arc::clone(&store), true);
+    meeting::at(move |place| {
+        if place == "regions: active" && std::mem::take(&mut once) {
+            let store = Arc::clone(&others);
+            let clear = move || store.space().empty_all(lease, &Loose::default());
+            assert_eq!(std::thread::spawn(clear).join().unwrap(), Some(true));
+        }
+    });
+    let ground = Loose::default();
+    let reserved = store.space().reserve(lease, 4096, &ground).unwrap();
+    let prepared = ground.0.lock().unwrap().clone();
+    assert_eq!(prepared, [(reserved.region, reserved.generation)]);
+}
+
+/// Regions for which a file can be made, but others have taken the room.
+struct Taken;
+
+impl Ground for Taken {
+    fn settle(&self, _r: u64, _generation: u32) -> bool {
+        false
+    }
+}
+
+#[test]
+fn where_there_is_no_room_for_a_new_file_one_old_one_goes_and_no_more() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 1 << 20, true);
+    (0..500).for_each(|i| assert_eq!(fill(&store, [i]), 1));
+    let (space, all) = (store.space(), store.geometry().region_bytes);
+    let generations = || -> Vec<u32> {
+        (0..store.geometry().regions).map(|r| space.generation(r, Ordering::Acquire)).collect()
+    };
+    let before = generations();
+    for _ in 0..5 {
+        assert!(space.reserve(space.lease().unwrap(), all, &Taken).is_err());
+    }
+    let now = generations();
+    assert_eq!(before.iter().zip(&now).filter(|(was, is)| was != is).count(), 1, "{now:?}");
+}
+
+#[test]
+fn to_be_kept_waiting_is_not_to_be_full() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 1 << 20, false);
+    fill(&store, 0..10);
+    let space = store.space().with_patience(Duration::from_millis(20));
+    let lease = space.lease().unwrap();
+    let all = store.geometry().region_bytes;
+    let kept = space.locked(0, lease, || space.reserve(lease, all, &Firm).is_err());
+    assert_eq!((kept, space.is_full()), (Some(true), false));
+    assert_eq!((fill(&store, 10..20), count(&store)), (10, 20));
+    fill(&store, 0..SAMPLES as usize);
+    assert!(space.is_full());
+    store.clear().unwrap();
+    assert!(!space.is_full());
+}
+
+#[test]
+fn files_that_go_take_no_room_though_others_have_them_open() {
+    use std::os::unix::fs::MetadataExt;
+    let folder = Temporary::new();
+    let store = open(&folder.0, 1 << 20, true);
+    fill(&store, 0..20);
+    let is_data = |path: &PathBuf| path.extension().is_some_and(|end| end == "dat");
+    let files = || std::fs::read_dir(&folder.0).unwrap().map(|file| file.unwrap().path());
+    let readers: Vec<std::fs::File> =
+        files().filter(is_data).map(|path| std::fs::File::open(path).unwrap()).collect();
+    let found = store.find(3, soon()).unwrap();
+    (100..700).for_each(|i| assert_eq!(fill(&store, [i]), 1));
+    assert!(store.stats().evicted > 100);
+    for file in readers.iter().map(|file| file.metadata().unwrap()) {
+        assert_eq!((file.nlink(), file.len(), file.blocks()), (0, 0, 0));
+    }
+    // Who is about to read there finds nothing.
+    let mut pages = Pages::new(found.room()).unwrap();
+    assert_eq!(store.read(&found, &mut pages), Ok(None));
+}
+
+/// Two policies are two tables, as two containers have them.
+#[test]
+fn who_writes_after_others_goes_on_where_they_ended() {
+    let folder = Temporary::new();
+    let first = open(&folder.0, 64 << 20, false);
+    fill(&first, 0..100);
+    let second = open(&folder.0, 64 << 20, true);
+    assert_eq!(count(&second), 100);
+    assert!(!put(&second, 1500), "one of them writes");
+    fill(&first, 100..300);
+    drop(first);
+    assert_eq!((fill(&second, 300..500), count(&second)), (200, 500));
+    assert_eq!(second.stats().records, 500);
+    let third = open(&folder.0, 64 << 20, false);
+    assert_eq!(count(&third), 500);
+    // What is no more is known to be no more.
+    second.clear().unwrap();
+    fill(&second, 700..710);
+    drop(second);
+    assert_eq!((fill(&third, 710..720), there(&third)), (10, (700..720).collect()));
+    drop(third);
+    assert_eq!(there(&open(&folder.0, 64 << 20, false)), (700..720).collect::<Vec<_>>());
+}
+
+#[test]
+fn keys_are_as_many_as_samples() {
+    let folder = Temporary::new();
+    for count in [SAMPLES - 1, SAMPLES + 1, 0] {
+        let keys = Keys::Of((0..count).map(u128::from).collect());
+        let wrong = DiskOptions { keys, ..options(&folder.0, 1 << 20, false) };
+        let error = DiskStore::open(&wrong).err().unwrap().to_string();
+        assert!(error.contains(&format!("{count} keys for 2000 samples")), "{error}");
+    }
+}
+
+#[test]
+fn a_budget_that_is_too_small_for_the_files_there_are_is_an_error() {
+    let folder = Temporary::new();
+    fill(&open(&folder.0, 16 << 20, false), 0..50); // in files of 4 MiB
+    let error = |budget, recycles| {
+        DiskStore::open(&options(&folder.0, budget, recycles)).err().map(|error| error.to_string())
+    };
+    let said = error(2 << 20, false).unwrap();
+    assert!(said.contains("in files of 4.00 MiB; give it 4.00 MiB or more"), "{said}");
+    assert!(error(7 << 20, true).unwrap().contains("give it 8.00 MiB or more"));
+    assert_eq!((error(4 << 20, false), error(8 << 20, true)), (None, None));
+    assert_eq!(count(&open(&folder.0, 16 << 20, false)), 50, "nothing was lost");
+}
+
+#[test]
+fn who_cannot_read_the_logs_does_not_wait_for_long() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 1 << 20, false);
+    store.space().unset_ready();
+    let anchor = store.segment().anchor();
+    anchor.lease.store(0, Ordering::Relaxed);
+    anchor.inherited.store(true, Ordering::Relaxed); // takes no lease
+    let began = Instant::now();
+    let error = store.inform(None).unwrap_err().to_string();
+    assert!(error.contains("too many processes use the disk level in"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(20));
+}

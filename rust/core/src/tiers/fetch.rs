@@ -1,0 +1,71 @@
+//! Records of many samples from the levels below, asked for by several threads at once.
+#![allow(unsafe_code)] // threads write different places of one list
+
+use super::levels::{Fetched, Levels};
+use crate::sys::thread_pool::{Posted, Threads, post};
+use std::cell::UnsafeCell;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// So many parts for each thread, so that one that waits does not keep the others waiting at the end.
+const PARTS_PER_READER: usize = 4;
+/// So many samples in a part at most: what is read of them is soon done with.
+const MOST: usize = 16;
+
+/// Records that are on their way. They come whether somebody waits or not.
+pub struct Fetching {
+    posted: Posted,
+    found: Arc<Found>,
+}
+
+/// What has come, by position.
+struct Found(Box<[UnsafeCell<Option<Fetched>>]>);
+
+// SAFETY: each place is written by the thread that does its part, and read when all are done.
+unsafe impl Sync for Found {}
+// SAFETY: as above.
+unsafe impl Send for Found {}
+
+impl Levels {
+    /// Asks the levels below for these samples, on threads that go on by themselves. What should be in memory
+    /// is put there.
+    pub fn begin_fetch(self: &Arc<Self>, indices: Vec<usize>) -> Fetching {
+        self.begin(indices, true)
+    }
+
+    /// The same for samples that are claimed: whoever claimed them puts them where they belong.
+    pub(super) fn begin_claimed(self: &Arc<Self>, indices: Vec<usize>) -> Fetching {
+        self.begin(indices, false)
+    }
+
+    fn begin(self: &Arc<Self>, indices: Vec<usize>, rise: bool) -> Fetching {
+        let readers = self.readers();
+        let each = indices.len().div_ceil(readers * PARTS_PER_READER).clamp(1, MOST);
+        let parts = indices.len().div_ceil(each);
+        let found: Arc<Found> =
+            Arc::new(Found(indices.iter().map(|_| UnsafeCell::new(None)).collect()));
+        let (levels, into) = (Arc::clone(self), Arc::clone(&found));
+        let work = move |part: usize| {
+            let range = part * each..indices.len().min((part + 1) * each);
+            let Range { start, .. } = range;
+            levels.fetch(&indices[range], &mut |which, fetched| {
+                if rise {
+                    levels.claim_and_rise(indices[start + which], &fetched);
+                }
+                // SAFETY: a place of this part, which one thread does.
+                unsafe { *into.0[start + which].get() = Some(fetched) };
+                None
+            });
+        };
+        Fetching { posted: post(Threads::Reading, parts, readers, Box::new(work)), found }
+    }
+}
+
+impl Fetching {
+    /// What was found, by position; the caller helps to get it.
+    pub fn wait(self) -> Vec<Option<Fetched>> {
+        self.posted.wait();
+        // SAFETY: all parts are done, and nobody comes back to them.
+        self.found.0.iter().map(|place| unsafe { (*place.get()).take() }).collect()
+    }
+}

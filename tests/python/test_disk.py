@@ -1,0 +1,561 @@
+"""A dataset whose samples lie in memory and on disk: where they come from, and the next run."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import stat
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import kernel
+import pytest
+import stocache
+import torch
+from kernel import root_only
+from samples import complaint, whole
+from sources import FORK, INDEX, Counted, Fixed, wrong
+from torch.utils.data import DataLoader
+
+WORDS = 512  # of a sample: 4 KiB
+LOADERS = {"torch": DataLoader, "stocache": stocache.DataLoader}
+
+
+@pytest.fixture
+def below(tmp_path):
+    return tmp_path / "below"
+
+
+@pytest.fixture
+def on_disk(cached, below):
+    """A CachedDataset with so many samples of room in memory, and a disk below."""
+
+    def make(source, memory=16, disk="16MiB", **options):
+        options.setdefault("disk_path", below)
+        return cached(source, INDEX + memory * (WORDS * 8 + 128), disk=disk, **options)
+
+    return make
+
+
+def fixed(log, length=100):
+    return Counted(log, length, words=WORDS)
+
+
+def check(sample, index):
+    number, row = sample
+    assert number == index and row.numel() == WORDS
+    assert complaint(index, row) is None
+
+
+def epoch(dataset, kind="torch", workers=0, batch=8, **options):
+    seen = Counter()
+    if workers:
+        options.setdefault("multiprocessing_context", "fork")
+    loader = LOADERS[kind](dataset, batch, shuffle=True, num_workers=workers, **options)
+    for numbers, rows in loader:
+        for number, row in zip(numbers.tolist(), rows, strict=True):
+            assert complaint(number, row) is None
+            seen[number] += 1
+    assert seen == Counter(range(len(dataset)))
+
+
+def files(below, kind):
+    return sorted(below.glob(f"*/*.{kind}"))
+
+
+# Where samples are
+
+
+@pytest.mark.parametrize("policy", ["freeze", "lru"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_what_does_not_fit_into_memory_comes_from_disk(on_disk, log, kind, workers, policy):
+    source = fixed(log)
+    room = 16 if policy == "freeze" else 64  # of which there are 32 regions
+    dataset = on_disk(source, room, policy=policy)
+    for _ in range(3):
+        epoch(dataset, kind, workers)
+    assert source.once_each()
+    stats = dataset.stats()
+    # Where samples leave memory, a batch may have to be made again, and is counted again.
+    assert stats.misses == 100 and (stats.hits == 200 or (policy == "lru" and stats.hits > 200))
+    assert 0 < stats.filled <= room + 1 and stats.disk.hits >= 2 * (100 - room) - 2
+    assert dataset.flush() and dataset.is_complete() and "on disk" in str(stats)
+
+
+def test_a_sample_and_many_are_read_from_disk_alone(on_disk, log):
+    source = fixed(log)
+    dataset = on_disk(source, memory=1)
+    for index in range(100):
+        check(dataset[index], index)
+    assert dataset.flush()
+    for index in range(99, -1, -1):
+        check(dataset[index], index)
+    for index, sample in enumerate(dataset[:]):
+        check(sample, index)
+    numbers, rows = dataset.batches[list(range(50, 100))]
+    assert numbers.tolist() == list(range(50, 100))
+    assert all(complaint(50 + k, row) is None for k, row in enumerate(rows))
+    assert source.once_each()
+
+
+def test_samples_of_any_size_and_kind_come_back_from_disk(cached, below):
+    samples = [
+        {"a": torch.arange(n), "b": [n, str(n), None], "c": (torch.ones(2, n),)}
+        for n in range(1, 400)
+    ]
+    dataset = cached(Fixed(samples), INDEX, disk="32MiB", disk_path=below)
+    for _ in range(2):
+        for sample, other in zip(samples, dataset, strict=True):
+            assert torch.equal(sample["a"], other["a"]) and sample["b"] == other["b"]
+            assert torch.equal(sample["c"][0], other["c"][0])
+    assert dataset.stats().disk.hits >= 390
+
+
+def test_an_edited_sample_is_not_edited_on_disk(on_disk, log):
+    dataset = on_disk(fixed(log), memory=1, transform=lambda sample: (sample[0], sample[1].zero_()))
+    for _ in range(2):
+        assert all(not row.any() for _, row in dataset)
+    dataset.transform = None
+    for index, sample in enumerate(dataset):
+        check(sample, index)
+
+
+def test_both_levels_are_one_room_for_what_stays(on_disk, log):
+    """freeze: what is in memory is not on disk as well where there is no room for both."""
+    source = fixed(log, 400)
+    dataset = on_disk(source, memory=100, disk=str(240 * 4096))
+    for _ in range(3):
+        epoch(dataset)
+    stats = dataset.stats()
+    there = stats.filled + stats.disk.filled
+    assert stats.filled >= 95 and stats.disk.filled >= 160
+    # The first are in both: not enough is known yet.
+    assert 0 <= sum(source.loads().values()) - (400 + 2 * (400 - there)) <= 2 * 16
+
+
+def test_what_was_not_used_for_longest_leaves_both(on_disk, log, below):
+    source = fixed(log, 400)
+    dataset = on_disk(source, memory=64, disk=str(128 * 4096), policy="lru")
+    for _ in range(3):
+        epoch(dataset, workers=2)
+    stats = dataset.stats()
+    assert stats.disk.evicted > 0 and stats.hits > 0
+    assert sum(file.stat().st_blocks * 512 for file in files(below, "dat")) <= 128 * 4096
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_workers_that_are_started_fresh_find_the_disk(on_disk, log, start):
+    source = fixed(log)
+    dataset = on_disk(source, key=lambda index: index) if start == "fork" else on_disk(source)
+    for _ in range(2):
+        epoch(dataset, workers=1, multiprocessing_context=start)
+    assert source.once_each()
+
+
+# The next run
+
+
+RUN = """
+    import sys, torch, stocache
+    from sources import Counted
+    log, below, what = sys.argv[1:]
+    source = Counted(log, 100, words=512)
+    dataset = stocache.CachedDataset(source, "1MiB", disk="16MiB", disk_path=below, probe=0)
+    for _ in range(2):
+        for index in range(100):
+            number, row = dataset[index]
+            assert number == index and row.numel() == 512
+    stats = dataset.stats()
+    print(sum(source.loads().values()), stats.disk.filled)
+    sys.stdout.flush()
+    if what == "killed":
+        dataset.flush()
+        import os, signal
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("end", ["ends", "killed"])
+def test_the_next_run_finds_what_the_last_one_left(run_script, log, below, end):
+    first = run_script(RUN, log, below, end, check=False)
+    assert first.returncode == (0 if end == "ends" else -9), first.stderr
+    assert first.stdout.split()[0] == "100"
+    second = run_script(RUN, log, below, "ends")
+    assert second.stdout.split() == ["100", "100"], "nothing is loaded again"
+
+
+def test_workers_write_what_they_have_before_they_end(on_disk, log, below):
+    source = fixed(log)
+    dataset = on_disk(source, memory=1)
+    epoch(dataset, workers=2)
+    dataset.close()
+    again = on_disk(source, memory=1, probe=0)
+    epoch(again)
+    assert source.once_each()
+
+
+def test_a_few_samples_of_another_run_are_compared(on_disk, log):
+    source = fixed(log)
+    dataset = on_disk(source)
+    epoch(dataset)
+    dataset.close()
+    again = on_disk(source, probe=3)
+    epoch(again)
+    assert sum(source.loads().values()) == 103
+    assert again.stats().hits == 100
+
+
+def test_samples_that_became_others_are_noticed(on_disk, log):
+    samples = [whole(index, WORDS) for index in range(50)]
+    options = {"name": "same", "fingerprint": "the same, says the user"}
+    dataset = on_disk(Fixed(samples), **options)
+    assert sum(1 for _ in dataset) == 50
+    dataset.close()
+    others = on_disk(Fixed([whole(index, WORDS, version=1) for index in range(50)]), **options)
+    with pytest.raises(ValueError, match="stale"):
+        others[0]
+
+
+def test_other_data_are_kept_apart(on_disk, below):
+    one = on_disk(Fixed([torch.zeros(4)] * 8))
+    other = on_disk(Fixed([torch.ones(4)] * 8))
+    for _ in range(2):
+        assert not any(sample.any() for sample in one)
+        assert all(sample.all() for sample in other)
+    assert len(list(below.iterdir())) == 2
+
+
+def test_a_name_for_other_data_is_refused_or_cleared(on_disk, below):
+    made = on_disk(Fixed([torch.zeros(4)] * 8), name="mine")
+    made[0]
+    made.close()
+    (folder,) = below.iterdir()
+    other = Fixed([torch.ones(4)] * 8)
+    with pytest.raises(ValueError, match=r"other data \(what differs: samples\).*on_change"):
+        on_disk(other, name="mine")
+    assert folder.exists()
+    dataset = on_disk(other, name="mine", on_change="clear")
+    assert dataset[0].all() and not folder.exists()
+
+
+def test_a_store_of_a_newer_format_stays_as_it_is(on_disk, log, below):
+    source = fixed(log)
+    on_disk(source).close()
+    (store,) = below.glob("*/store")
+    contents = bytearray(store.read_bytes())
+    contents[8] += 1
+    store.write_bytes(contents)
+    with pytest.raises(RuntimeError, match="it has format 2, this stocache reads format 1"):
+        on_disk(source)
+    assert store.read_bytes() == contents
+
+
+# Keys
+
+
+class Files:
+    """Samples of a list of names."""
+
+    def __init__(self, names, log):
+        self.names = names
+        self.source = Counted(log, 1, words=WORDS)
+
+    def __len__(self):
+        return len(self.names)
+
+    def __getitem__(self, index):
+        self.source.note(index)
+        number = int(self.names[index])
+        return number, whole(number, WORDS)
+
+    def key(self, index):
+        return Path(self.names[index]), 7
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_list_that_changes_keeps_what_is_the_same(on_disk, log, workers):
+    def run(names):
+        source = Files(names, log)
+        dataset = on_disk(source, memory=1, key=source.key, probe=0)
+        for numbers, rows in DataLoader(dataset, 8, num_workers=workers):
+            assert all(complaint(n, row) is None for n, row in zip(numbers, rows, strict=True))
+        dataset.close()
+        loads = sum(source.source.loads().values())
+        Path(log).unlink()
+        return loads
+
+    names = [str(number) for number in range(60)]
+    assert run(names) == 60
+    assert run([*reversed(names), *map(str, range(100, 120))]) == 20
+    Path(log).touch()
+    assert run(names[30:]) == 0
+
+
+def test_without_a_key_a_longer_list_is_other_data(on_disk, log, below):
+    for names in (["1", "2"], ["1", "2", "3"]):
+        dataset = on_disk(Files(names, log))
+        assert dataset[0][0] == 1
+    assert len(list(below.iterdir())) == 2
+
+
+def test_what_is_no_key_is_refused(on_disk, log):
+    with pytest.raises(TypeError, match=r"key\(0\) is a object; use a str"):
+        on_disk(fixed(log), key=lambda index: object())
+    with pytest.raises(TypeError, match="a function of the index"):
+        on_disk(fixed(log), key="name")
+
+
+# Trouble
+
+
+def test_damaged_files_are_misses(on_disk, log, below, seed, scale):
+    rng = random.Random(seed)
+    source = fixed(log)
+    for _ in range(scale(5, 100)):
+        dataset = on_disk(source, memory=1)
+        epoch(dataset)
+        dataset.close()
+        for file in (*files(below, "dat"), *files(below, "log")):
+            with open(file, "r+b") as opened:
+                size = 100 * 4096 if file.suffix == ".dat" else file.stat().st_size
+                for _ in range(20):
+                    opened.seek(rng.randrange(size))
+                    opened.write(bytes([rng.randrange(256)]))
+                if rng.random() < 0.2:
+                    opened.truncate(rng.randrange(size))
+        again = on_disk(source, memory=1, probe=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            epoch(again)
+            epoch(again)
+        again.close()
+    assert sum(source.loads().values()) > 100, "something was damaged"
+
+
+def churn(log, below, seed, policy):
+    """Reads samples at random, and empties everything now and then, until it is killed."""
+    rng = random.Random(seed)
+    source = Counted(log, 200, words=WORDS)
+    options = {"disk": "1MiB", "disk_path": below, "policy": policy, "verbose": False, "probe": 0}
+    dataset = stocache.CachedDataset(source, INDEX + 64 * 4224, **options)
+    os.write(2, b".")
+    while True:
+        for index in rng.sample(range(200), 50):
+            check(dataset[index], index)
+        if rng.random() < 0.02:
+            dataset.clear()
+
+
+@pytest.mark.parametrize("policy", ["freeze", "lru"])
+@pytest.mark.parts(4)
+def test_killed_writers_leave_nothing_torn(below, log, seed, scale, policy, monkeypatch):
+    monkeypatch.setattr(Counted, "note", lambda self, index: None)
+    rng = random.Random(seed)
+    children, kills = [], scale(25, 4000)
+    try:
+        for _ in range(kills):
+            while len(children) < 2:
+                args = (log, below, rng.getrandbits(30), policy)
+                children.append(FORK.Process(target=churn, args=args))
+                children[-1].start()
+            time.sleep(rng.uniform(0.01, 0.2))
+            victim = children.pop(rng.randrange(2))
+            victim.kill()
+            victim.join()
+            assert victim.exitcode == -9, "it saw a sample that is not whole"
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+    dataset = stocache.CachedDataset(
+        Counted(log, 200, words=WORDS), INDEX + 64 * 4224, disk="1MiB", disk_path=below,
+        policy=policy, verbose=False,
+    )  # fmt: skip
+    epoch(dataset)
+    assert dataset.stats().disk.hits > 0 and dataset.stats().disk.errors == 0
+    dataset.close()
+    stocache.sweep()  # what the dead left
+
+
+def test_a_folder_that_is_removed_in_mid_epoch_harms_nobody(on_disk, log, below):
+    dataset = on_disk(fixed(log), memory=4)
+    epoch(dataset)
+    loader = iter(DataLoader(dataset, 5))
+    for _ in range(3):
+        next(loader)
+    shutil.rmtree(below)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for numbers, rows in loader:
+            assert all(complaint(n, row) is None for n, row in zip(numbers, rows, strict=True))
+        epoch(dataset)
+        epoch(dataset, "stocache", workers=2)
+
+
+@root_only
+def test_a_full_disk_costs_one_warning_and_is_used_again_when_there_is_room(
+    log, in_child, below, scale
+):
+    waits = scale(0, 11)  # after trouble the disk is left alone for 10 s
+
+    def run():
+        kernel.mount_at(below, "size=6m")
+        hog = below / "hog"
+        hog.write_bytes(bytes(3 << 20))
+        source = Counted(log, 1000, words=WORDS)
+        options = {"disk": "8MiB", "disk_path": below / "here", "verbose": False}
+        dataset = stocache.CachedDataset(source, INDEX + 8 * 4096, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                epoch(dataset)
+                dataset.flush()
+        said = [str(each.message) for each in caught]
+        full = dataset.stats().disk.filled
+        hog.unlink()
+        time.sleep(waits)
+        epoch(dataset)
+        dataset.flush()
+        stats = dataset.stats().disk
+        dataset.close()
+        return said, full, stats.filled, stats.errors, sum(source.loads().values())
+
+    below.mkdir()
+    said, full, then, errors, loads = in_child(run)
+    assert len(said) == 1 and "No space left" in said[0], said
+    assert 0 < full < 1000 and errors > 0 and loads < 3000 - full
+    assert then > full if waits else then == full
+
+
+def test_a_folder_that_cannot_be_written_is_refused_with_a_remedy(on_disk, log, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        on_disk(fixed(log), disk_path=tmp_path / "file" / "below")
+
+
+def test_what_is_written_is_private(on_disk, log, below):
+    before = os.umask(0)
+    try:
+        dataset = on_disk(fixed(log))
+        epoch(dataset)
+        dataset.flush()
+    finally:
+        os.umask(before)
+    for path in (below, *below.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+# Handling
+
+
+def test_clear_and_delete(on_disk, log, below):
+    source = fixed(log)
+    dataset = on_disk(source)
+    epoch(dataset)
+    dataset.clear()
+    assert dataset.stats().disk.filled == 0 and not dataset.is_complete()
+    epoch(dataset)
+    epoch(dataset)
+    assert sum(source.loads().values()) == 200
+    dataset.delete()
+    assert not list(below.iterdir())
+    assert not dataset._stocache.records.is_open()
+
+
+def test_two_jobs_on_one_folder_do_not_disturb_each_other(on_disk, log):
+    source = fixed(log)
+    first = on_disk(source, memory=4)
+    epoch(first)
+    first.flush()
+
+    def second():
+        other = on_disk(source, memory=4, probe=0)
+        for _ in range(2):
+            epoch(other)
+        other.close()
+
+    children = [FORK.Process(target=second) for _ in range(3)]
+    for child in children:
+        child.start()
+    for _ in range(3):
+        epoch(first)
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+    assert source.once_each()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"disk": "1GiB"}, ValueError, "disk= needs disk_path="),
+        ({"key": str}, ValueError, "key= needs disk_path="),
+        ({"disk": 0, "disk_path": "x"}, ValueError, "disk is 0; it must be"),
+        ({"disk": "many", "disk_path": "x"}, ValueError, "disk is 'many'"),
+        ({"disk": 2.0, "disk_path": "x"}, ValueError, "a fraction is above 0"),
+        ({"disk": 10, "disk_path": "x"}, ValueError, "disk"),
+        ({"disk_path": 7}, TypeError, "disk_path is 7; a folder is needed"),
+    ],
+)
+def test_bad_input_is_told_in_one_sentence(options, error, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=re.escape(said)):
+        stocache.CachedDataset(Fixed([torch.zeros(3)]), "1MiB", verbose=False, **options)
+
+
+def test_a_share_of_what_is_free_is_given(on_disk, log, below):
+    dataset = on_disk(fixed(log), disk=0.001)
+    free = shutil.disk_usage(below).free
+    assert 0.0005 * free < dataset.stats().disk.data_bytes < 0.002 * free
+    dataset.delete()
+
+
+def test_the_first_line_tells_of_both_levels(log, below, capfd):
+    dataset = stocache.CachedDataset(fixed(log), "512KiB", disk="16MiB", disk_path=below)
+    epoch(dataset)
+    said = capfd.readouterr().out
+    assert "in memory and 16.0 MiB on disk. All of them fit." in said
+    assert "and 1.00 GiB on disk" in str(stocache.plan(fixed(log), "512KiB", disk="1GiB"))
+    dataset.delete()
+
+
+# In the words of BiLevelCache
+
+
+def test_the_example_of_bilevelcache(log, tmp_path):
+    path = tmp_path / "cache"
+    data = Counted(log, 300, most=WORDS)
+    cached_dataset = stocache.BiLevelCachedDataset(
+        data,
+        memory_cache_size=INDEX + 200_000,
+        disk_cache_size=300_000,
+        disk_cache_path=path,
+        verbose=False,
+    )
+    loader_kwargs = {"batch_size": None, "num_workers": 2, "shuffle": True}
+    for _ in range(3):
+        seen = Counter()
+        for sample in DataLoader(cached_dataset, **loader_kwargs):
+            assert wrong(int(sample[0]), sample, WORDS) is None
+            seen[int(sample[0])] += 1
+        assert seen == Counter(range(300))
+    memory, disk = cached_dataset.memory_cache, cached_dataset.disk_cache
+    assert memory.hits.value + memory.misses.value == 900
+    assert disk.hits.value + disk.misses.value == memory.misses.value
+    assert disk.misses.value == sum(data.loads().values()) < 900
+    assert min(memory.hits.value, disk.hits.value) > 0
+    assert cached_dataset.stats().disk.evicted > 0
+    shutil.rmtree(path)
+    assert wrong(5, cached_dataset[5], WORDS) is None
+    cached_dataset.close()
+
+
+def test_a_second_level_below_is_refused(on_disk, log, tmp_path):
+    dataset = on_disk(fixed(log))
+    with pytest.raises(ValueError, match="open already"):
+        dataset._stocache.records.open_disk(bytes(tmp_path / "other"), 1 << 24, "", b"", 0)
