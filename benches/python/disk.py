@@ -30,7 +30,7 @@ import matplotlib as mpl
 import numpy as np
 import stocache
 import torch
-from measure import Table, Timings, interleave, machine_line, run, show_seconds, timed
+from measure import Table, Timings, interleave, machine_line, run, show_seconds
 from stocache import CachedDataset
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -547,14 +547,14 @@ def shares(table: Table, progress: Any, rounds: int) -> None:
 
             each[str(part)] = cold_epoch
         times = interleave(each, max(3, rounds // 3), progress)
-    between = [times.median("0") + (times.median("100") - times.median("0")) * p / 100 for p in parts]
-    ratio = times.median("50") / between[2]
-    words = f"{ratio:.2f} x  ({show_seconds(times.median('0'))} on disk, "
-    words += f"{show_seconds(times.median('50'))} half, {show_seconds(times.median('100'))} in memory)"
+    found = [times.median(str(part)) for part in parts]
+    between = [found[0] + (found[-1] - found[0]) * part / 100 for part in parts]
+    ratio = found[2] / between[2]
+    disk, half, memory = (show_seconds(found[i]) for i in (0, 2, -1))
+    words = f"{ratio:.2f} x  ({disk} on disk, {half} half, {memory} in memory)"
     what = "half in memory, half on disk: epoch / middle of the two"
     table.at_most(what, ratio, 1.1, words, " x")
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    found = [times.median(str(part)) for part in parts]
     axes.plot(parts, found, "o-", color="#1f6f9f", label="stocache.DataLoader")
     axes.plot(parts, between, "--", color="#555555", label="straight line")
     axes.set_xlabel("share in memory, the rest on disk (%)")
