@@ -8,6 +8,7 @@
 #include "python/cache_type.h"
 #include "python/files_type.h"
 #include "python/records_type.h"
+#include "python/shards.h"
 #include "python/support.h"
 #include "stocache-torch/src/bridge.rs.h"
 
@@ -133,6 +134,7 @@ PyMODINIT_FUNC PyInit__C() {
   ask_with(&python::WithoutGil::is_interrupted);
   PyObject* module = PyModule_Create(&module_def);
   const bool good = module && python::add_cache(module) && python::add_records(module) &&
-                    codec::add_codec(module) && python::add_files(module);
+                    codec::add_codec(module) && python::add_files(module) &&
+                    python::add_shards(module);
   return good ? module : nullptr;
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ class Plan:
     """Seconds to load one on average."""
     disk: int = 0
     """Bytes for samples on disk."""
+    deviation: float = 0
+    """By how many bytes they differ: the standard deviation."""
     failed: str | None = None
     """The sample that could not be loaded or stored, if there was one: none were measured after
     it."""
@@ -79,8 +82,7 @@ class Plan:
         """How many samples fit, in memory and on disk together."""
         if not self.sampled:
             return 0
-        on_disk = int(self.disk / (self.mean + _ON_DISK))
-        return min(self.dataset_len, int(self.memory / self.mean) + on_disk)
+        return min(self.dataset_len, _fit(self.memory, self.disk, self.mean))
 
     @property
     def hit_rate(self) -> float:
@@ -125,14 +127,26 @@ def plan(
     length = len(dataset)
     limit = parse_size("memory", memory)
     room = max(0, limit - _HEAD_BYTES - length * _ENTRY_BYTES)
-    made: Plan = apart(lambda: _measure(dataset, room, allow_pickle))
+    made: Plan = apart(lambda: measured(dataset, room, allow_pickle))
     if isinstance(disk, float):
         raise TypeError(f"disk is {disk!r}; of which disk is not known here: use bytes or a text")
     return made if disk is None else replace(made, disk=parse_size("disk", disk))
 
 
-def _measure(dataset: Sequence[Any], memory: int, allow_pickle: bool) -> Plan:
-    """The sizes of samples spread over the dataset."""
+def in_room(memory: int, disk: int, mean: float) -> int:
+    """How many samples of that size a cache holds that may take so much."""
+    return _fit(max(0, memory - _HEAD_BYTES), disk, mean + _ENTRY_BYTES)
+
+
+def _fit(memory: int, disk: int, mean: float) -> int:
+    return int(memory / mean) + int(disk / (mean + _ON_DISK))
+
+
+def measured(
+    dataset: Sequence[Any], memory: int = 0, allow_pickle: bool = False, seconds: float = _SECONDS
+) -> Plan:
+    """The sizes of samples spread over the dataset, in this process; of fewer, if they take more
+    than so many seconds."""
     length = len(dataset)
     sizes: list[int] = []
     failed = None
@@ -151,9 +165,9 @@ def _measure(dataset: Sequence[Any], memory: int, allow_pickle: bool) -> Plan:
             failed = f"sample {index} cannot be stored ({str(error).partition(';')[0]})"
             break
         sizes.append(max(_ALIGN, -(-len(record) // _ALIGN) * _ALIGN) + _HEAD)
-        if time.perf_counter() - began > _SECONDS:
+        if time.perf_counter() - began > seconds:
             break
-    seconds = (time.perf_counter() - began) / max(1, len(sizes))
+    took = time.perf_counter() - began
     return Plan(
         dataset_len=length,
         memory=memory,
@@ -161,7 +175,8 @@ def _measure(dataset: Sequence[Any], memory: int, allow_pickle: bool) -> Plan:
         smallest=min(sizes, default=0),
         largest=max(sizes, default=0),
         mean=sum(sizes) / max(1, len(sizes)),
-        load_seconds=seconds,
+        load_seconds=took / max(1, len(sizes)),
+        deviation=statistics.pstdev(sizes) if sizes else 0,
         failed=failed,
     )
 

@@ -17,6 +17,7 @@ from stocache._dataset.samples import Samples, as_numbers
 from stocache._torch.order import Drawn, listed
 from stocache._torch.progress import copied
 from stocache.cached_dataset import CachedDataset
+from stocache.lazy_shard import LazyShardDataset
 
 Indices = list[Any] | Tensor
 
@@ -104,6 +105,22 @@ class _Chosen(Source):
         return self._under.locate([self._chosen[index] for index in listed(indices)])
 
 
+class _Visited(Source):
+    """The part of a rank. Its epoch is never that of before: workers that go on see it change."""
+
+    def __init__(self, dataset: LazyShardDataset) -> None:
+        super().__init__([dataset.store])
+        self._dataset = dataset
+
+    def locate(self, indices: Sequence[Any] | Drawn) -> Located:
+        numbers = indices.numbers if isinstance(indices, Drawn) else _as_tensor(list(indices))
+        length = len(self._dataset)
+        numbers = torch.where(numbers < 0, numbers + length, numbers)
+        if ((numbers < 0) | (numbers >= length)).any():
+            raise IndexError(f"indices {numbers.tolist()} are not all of {length} samples")
+        return Located(self._dataset.visits().positions(numbers))
+
+
 class _Joined(Source):
     """Datasets one after the other."""
 
@@ -145,6 +162,8 @@ def source_of(dataset: Any, frozen: bool = False) -> Source | None:
     """What is under ``dataset``, where all of it is cached; ``frozen``: as that is now."""
     if isinstance(dataset, CachedDataset):
         return Source([dataset])
+    if type(dataset) is LazyShardDataset:
+        return _Visited(dataset)
     if type(dataset) is Subset:
         under = source_of(dataset.dataset, frozen)
         return None if under is None else _Chosen(under, dataset.indices, frozen)

@@ -14,4 +14,5 @@ mod handle;
 mod node;
 mod records;
 mod schema;
+mod shards;
 mod tensor;
