@@ -42,8 +42,8 @@ PyObject* deal_out(PyObject*, PyObject* args) {
   });
 }
 
-// permuted(numbers, length, seed, purpose, part): what has these positions in the order of that key;
-// an int for an int, a tensor for a tensor or a sequence.
+// permuted(numbers, length, seed, purpose, part): what has these positions in the order of that
+// key; an int for an int, a tensor for a tensor or a sequence.
 PyObject* permuted(PyObject*, PyObject* args) {
   PyObject* numbers = nullptr;
   long long length = 0;

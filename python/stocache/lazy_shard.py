@@ -6,6 +6,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,14 +18,14 @@ from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.batches import Loads
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharding import ranks as _ranks
-from stocache._sharding.shard import Deal, Visits, chunk_of, shard_of
+from stocache._sharding.shard import Deal, Shard, Visits, chunk_of, shard_of
 from stocache._sharding.shares import Report, Share, Terms, check_agreement, share_of
 from stocache._sharing.disk import Keys, free_on_disk
 from stocache._sharing.fingerprint import fingerprint as look_at
 from stocache._sharing.launcher import find_job
 from stocache.bilevel import Counter, Level
 from stocache.cached_dataset import CachedDataset
-from stocache.planner import measured, say
+from stocache.planner import Plan, measured, say
 from stocache.sizes import parse_size, show_bytes
 
 _MODES = ("rank", "node", "disk")
@@ -119,7 +120,8 @@ class LazyShardDataset(Dataset[Any]):
         self.dataset = dataset
         self.rank = me
         self._terms, self._share = terms, share
-        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
+        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         memory = nodes[me.node].memory
         deal = Deal(terms.samples, terms.chunk, terms.seed, terms.shuffle)
         shard = shard_of(dataset, deal, share.start, share.length)
@@ -132,8 +134,8 @@ class LazyShardDataset(Dataset[Any]):
             options.update(disk=nodes[me.node].disk, disk_path=path, key=keys)
         self._store = _Store(shard, memory, transform=transform, verbose=False, **options)
         _C.count_for(me.local)
-        if verbose:
-            self._tell(ranks)
+        if verbose and me.local == 0:
+            self._tell()
 
     def _sharing(self, mark: str, options: dict[str, Any], on_disk: bool) -> dict[str, Any]:
         """By which fingerprint the samples of this dataset are known, and who shares them."""
@@ -150,18 +152,20 @@ class LazyShardDataset(Dataset[Any]):
             )
         return {"fingerprint": f"{found.text} {os.getcwd()}"}
 
-    def _tell(self, ranks: int) -> None:
-        share, stats = self._share, self.stats()
-        has = f"{share.visits} of {self._terms.samples} samples"
-        where = f"rank {self.rank.number} of {ranks}" if ranks > 1 else "this process"
+    def _tell(self) -> None:
+        share, stats, rank, samples = self._share, self.stats(), self.rank, self._terms.samples
+        nodes = len(rank.ranks_on)
         keeps = f"{show_bytes(stats.data_bytes)} of memory"
+        there = ""
         if stats.disk is not None:
             keeps += f" and {show_bytes(stats.disk.data_bytes)} on disk"
-        there = f"; {stats.disk.filled} are there already" if stats.disk else ""
-        left = self._terms.samples - share.total
-        more = f"; {left} of the dataset are nobody's" if left else ""
+            there = f"; {stats.disk.filled} of them are there already"
+        left = samples - share.total
         say(
-            f"{where} has {has}, of {share.length} that its node keeps in {keeps}{there}{more}.",
+            f"{f'Node {rank.node} of {nodes}' if nodes > 1 else 'This node'} keeps {share.length} "
+            f"of {samples} samples in up to {keeps}{there}. Rank {rank.number} of {rank.ranks} "
+            f"visits {share.visits} in an epoch"
+            + (f"; {left} of the dataset are nobody's." if left else "."),
             False,
         )
 
@@ -206,9 +210,8 @@ class LazyShardDataset(Dataset[Any]):
     def indices(self) -> Tensor:
         """The samples of the dataset that this rank visits in this epoch, in order."""
         positions = self.visits().positions(torch.arange(len(self), device="cpu"))
-        store = self._store.dataset
-        dealt = store.deal.in_order(store.start, store.length)
-        return dealt[positions]
+        store: Shard = self._store.dataset
+        return store.deal.in_order(store.start, store.length)[positions]
 
     @property
     def epoch(self) -> int:
@@ -284,7 +287,8 @@ class LazyShardDataset(Dataset[Any]):
     @property
     def memory_cache(self) -> Level:
         """``memory_cache.hits.value`` and ``.misses.value`` of this rank and its workers."""
-        return Level(Counter(lambda: self._memory()[0]), Counter(lambda: self._memory()[1]))
+        hits, misses = Counter(lambda: self._memory()[0]), Counter(lambda: self._memory()[1])
+        return _Memory(hits, misses, _Values(self))
 
     @property
     def disk_cache(self) -> Level:
@@ -350,6 +354,25 @@ class LazyShardDataset(Dataset[Any]):
         )
 
 
+@dataclass(frozen=True)
+class _Memory(Level):
+    _values_cache: _Values
+
+
+class _Values:
+    """What is cached, as an example of BiLevelCache's looks at it."""
+
+    def __init__(self, dataset: LazyShardDataset) -> None:
+        self._dataset = dataset
+
+    def get(self, index: int, default: Any = None) -> Any:
+        """The sample at ``dataset[index]`` before its transform, if it is cached."""
+        samples = self._dataset.store._stocache
+        position = self._dataset.visits().position(self._dataset._inside(index))
+        found = samples.records.get(position, samples.allow_pickle, False)
+        return default if found is _C.MISS else found
+
+
 class _Store(CachedDataset):
     """What a node keeps. Ranks with another part do not share it."""
 
@@ -390,7 +413,7 @@ def _sample_bytes(dataset: Any) -> float:
     """What a sample takes, rather too much: as many as were measured may all be smaller ones."""
     if len(dataset) == 0:
         return 1.0
-    found = apart(lambda: measured(dataset, seconds=math.inf))
+    found: Plan = apart(lambda: measured(dataset, seconds=math.inf))
     if not found.sampled:
         raise ValueError(f"what fits is not known, because {found.failed}")
     return found.mean + 2 * found.deviation / math.sqrt(found.sampled)

@@ -103,6 +103,44 @@ def warmed() -> dict:
         return {"loads": dataset.stats().loads - before}
 
 
+def the_example_of_bilevelcache() -> dict:
+    """As its README has it, with the import changed, smaller data and a folder per node."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    data = source("example")
+    cached_dataset = LazyShardDataset(
+        data,
+        shuffle=True,
+        disk_size=0.01,
+        memory_size=0.01,
+        overflow=0.0,
+        min_elements=len(data) // world_size,
+        rank=rank,
+        num_replicas=world_size,
+        seed=13,
+        mode="rank",
+        disk_cache_path=FOLDER / f"bicache-{NODE}",
+    )
+    loader = torch.utils.data.DataLoader(
+        cached_dataset, batch_size=4, num_workers=2, shuffle=True, multiprocessing_context="fork"
+    )
+    memory_hits: list[int] = []
+    memory_miss: list[int] = []
+    for _ in range(2):
+        for _ in loader:
+            memory_miss.append(cached_dataset.memory_cache.misses.value - max([*memory_miss, 0]))
+            memory_hits.append(cached_dataset.memory_cache.hits.value - max([*memory_hits, 0]))
+    values = [cached_dataset.memory_cache._values_cache.get(i) for i in range(8)]
+    dist.barrier()
+    found = {
+        "cached": len([value for value in values if value is not None]),
+        "hits": cached_dataset.memory_cache.hits.value,
+        "misses": cached_dataset.memory_cache.misses.value,
+        "length": len(cached_dataset),
+    }
+    cached_dataset.close()
+    return found
+
+
 SCENARIOS = {
     "rank": lambda: visits("rank", 0),
     "node": lambda: visits("node", 2),
@@ -114,6 +152,7 @@ SCENARIOS = {
     "trouble": trouble_of_one,
     "capacities": capacities,
     "warmed": warmed,
+    "example": the_example_of_bilevelcache,
 }
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -344,7 +345,10 @@ def test_other_data_have_another_folder(shard, tmp_path):
 def test_the_first_line_tells_what_there_is(shard, capfd):
     shard(rank=1, num_replicas=4, verbose=True)
     said = capfd.readouterr().out
-    assert said.startswith("rank 1 of 4 has 25 of 101 samples, of 25 that its node keeps in ")
+    assert said.startswith("Node 1 of 4 keeps 25 of 101 samples in up to ")
+    assert said.endswith("Rank 1 of 4 visits 25 in an epoch.\n")
+    shard(memory_size="200KiB", equal=True, verbose=True)
+    assert re.search(r"^This node .*; \d+ of the dataset are nobody's\.$", capfd.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -463,6 +467,30 @@ def test_ranks_agree_on_equal_parts(world, scenario):
         assert len(set(map(len, seen))) == 1
         assert max(Counter(itertools.chain.from_iterable(seen)).values()) == 1
         assert len(seen[0]) >= LENGTH // (nodes * ranks) - 1
+
+
+def test_the_example_of_bilevelcache(world):
+    nodes, ranks, ask = world
+    answers = ask("example")
+    assert sum(answer["length"] for answer in answers) == LENGTH
+    for answer in answers:
+        assert answer["cached"] == 8
+        assert answer["misses"] == answer["hits"] == answer["length"] >= LENGTH // (nodes * ranks)
+
+
+def test_the_example_prepares_all_and_finds_it_in_the_next_run(tmp_path):
+    env = {**os.environ, "SAMPLES": "80", "FOLDER": str(tmp_path / "prepared")}
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4",
+        str(HERE.parents[1] / "examples" / "preprocess.py"),
+    ]  # fmt: skip
+    for prepared in (80, 0):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"{prepared} samples were prepared on this node" in done.stdout
+        assert done.stdout.count("80 samples visited, 20 of them by each rank") == 2
 
 
 def test_ranks_that_disagree_are_all_told(world):
