@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +121,7 @@ class LazyShardDataset(Dataset[Any]):
         self.dataset = dataset
         self.rank = me
         self._terms, self._share = terms, share
+        self._visits: Visits | None = None  # those of the last epoch that was asked for
         self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         memory = nodes[me.node].memory
@@ -179,33 +181,38 @@ class LazyShardDataset(Dataset[Any]):
         if isinstance(index, slice):
             index = range(len(self))[index]
         if isinstance(index, (list, range)) or getattr(index, "ndim", 0) == 1:
-            chosen = [self._inside(each) for each in index]
-            return self._store[self._positions(chosen)]
+            return self._store[self._positions(index)]
         return self._store[self.visits().position(self._inside(index))]
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """The samples of a batch. A DataLoader calls this."""
-        return self._store.__getitems__(self._positions([self._inside(i) for i in indices]))
+        return self._store.__getitems__(self._positions(indices))
 
     def _inside(self, index: Any) -> int:
-        number, visits = int(index), self._share.visits
+        number, visits = operator.index(index), self._share.visits
         if not -visits <= number < visits:
             raise IndexError(f"index {number} of {visits} samples of this rank")
         return number + visits if number < 0 else number
 
-    def _positions(self, numbers: Sequence[int]) -> list[int]:
-        found: list[int] = (
-            self.visits().positions(torch.tensor(numbers, dtype=torch.int64, device="cpu")).tolist()
-        )
+    def counted_from_start(self, indices: Iterable[Any]) -> list[int]:
+        """Numbers of samples of this rank; an IndexError if one is none."""
+        return [self._inside(index) for index in indices]
+
+    def _positions(self, indices: Iterable[Any]) -> list[int]:
+        numbers = torch.tensor(self.counted_from_start(indices), dtype=torch.int64, device="cpu")
+        found: list[int] = self.visits().positions(numbers).tolist()
         return found
 
     def visits(self) -> Visits:
         """Which positions of the store this rank visits, in this epoch and in which order."""
-        share = self._share
-        return Visits(
-            share.first, share.held, share.holder, share.step, share.offset, self._terms.seed,
-            int(self._epoch), self._terms.shuffle,
-        )  # fmt: skip
+        epoch = self.epoch
+        if self._visits is None or self._visits.epoch != epoch:
+            share, terms = self._share, self._terms
+            self._visits = Visits(
+                share.first, share.held, share.holder, share.step, share.offset, terms.seed, epoch,
+                terms.shuffle,
+            )  # fmt: skip
+        return self._visits
 
     def indices(self) -> Tensor:
         """The samples of the dataset that this rank visits in this epoch, in order."""
@@ -215,7 +222,7 @@ class LazyShardDataset(Dataset[Any]):
 
     @property
     def epoch(self) -> int:
-        return int(self._epoch)
+        return int(self._epoch.item())
 
     def set_epoch(self, epoch: int) -> None:
         """Another order; in the modes "node" and "disk" also another part of what the node has.

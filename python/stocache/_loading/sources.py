@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from stocache import _C
 from stocache._dataset.samples import Samples, as_numbers
+from stocache._sharding.shard import Visits
 from stocache._torch.order import Drawn, listed
 from stocache._torch.progress import copied
 from stocache.cached_dataset import CachedDataset
@@ -25,11 +26,17 @@ Indices = list[Any] | Tensor
 class Located:
     """Where the rows of a batch are."""
 
-    __slots__ = ("indices", "which")
+    __slots__ = ("indices", "visits", "which")
 
-    def __init__(self, indices: Indices, which: list[int] | Tensor | None = None) -> None:
+    def __init__(
+        self,
+        indices: Indices,
+        which: list[int] | Tensor | None = None,
+        visits: Visits | None = None,
+    ) -> None:
         self.indices = indices  # in the CachedDataset of each row
         self.which = which  # the number of that; None if there is but one
+        self.visits = visits  # of which epoch, where that matters
 
     def numbers(self) -> tuple[list[int], list[int] | None]:
         """To be compared, in another process too."""
@@ -52,6 +59,11 @@ class Source:
         """Where these rows are. What is returned stays as it is, whatever becomes of the sampler's
         list. Raises what the dataset would, or anything: who loads the rows asks the dataset."""
         return Located(indices.numbers if isinstance(indices, Drawn) else list(indices))
+
+    def is_as_it_was(self, located: Located) -> bool | None:
+        """Whether these rows would be looked for in the same places now; None: nobody knows without
+        looking for them."""
+        return True
 
     @property
     def samples(self) -> list[Samples]:
@@ -99,6 +111,9 @@ class _Chosen(Source):
             with contextlib.suppress(RuntimeError, OverflowError, ValueError):  # larger ones
                 self._table = _as_tensor(chosen)
 
+    def is_as_it_was(self, located: Located) -> bool | None:
+        return None
+
     def locate(self, indices: Sequence[Any] | Drawn) -> Located:
         if self._table is not None and isinstance(indices, Drawn):
             return self._under.locate(Drawn(self._table[indices.numbers]))
@@ -113,16 +128,22 @@ class _Visited(Source):
         self._dataset = dataset
 
     def locate(self, indices: Sequence[Any] | Drawn) -> Located:
-        numbers = indices.numbers if isinstance(indices, Drawn) else _as_tensor(list(indices))
-        length = len(self._dataset)
-        numbers = torch.where(numbers < 0, numbers + length, numbers)
-        if ((numbers < 0) | (numbers >= length)).any():
-            raise IndexError(f"indices {numbers.tolist()} are not all of {length} samples")
-        return Located(self._dataset.visits().positions(numbers))
+        if isinstance(indices, Drawn):
+            numbers = indices.numbers  # each is below the length
+        else:
+            numbers = _as_tensor(self._dataset.counted_from_start(indices))
+        visits = self._dataset.visits()
+        return Located(visits.positions(numbers), visits=visits)
+
+    def is_as_it_was(self, located: Located) -> bool | None:
+        return located.visits is self._dataset.visits()
 
 
 class _Joined(Source):
     """Datasets one after the other."""
+
+    def is_as_it_was(self, located: Located) -> bool | None:
+        return None
 
     loads_alone = True
 

@@ -60,8 +60,11 @@ class Visits:
         return self.first + (_C.permuted(at, *self._key()) if self.shuffle else at)
 
     def positions(self, numbers: Tensor) -> Tensor:
-        at = self.offset + numbers * self.step
-        return self.first + (_C.permuted(at, *self._key()) if self.shuffle else at)
+        """An IndexError if one of them is none of the holder's."""
+        at = numbers if self.step == 1 else self.offset + numbers * self.step
+        if self.shuffle:
+            at = _C.permuted(at, *self._key())
+        return at + self.first if self.first else at
 
     def _key(self) -> tuple[int, int, int, int]:
         return self.held, self.seed, _EPOCH + self.epoch, self.holder
