@@ -19,7 +19,7 @@ from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.batches import Loads
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharding import ranks as _ranks
-from stocache._sharding.shard import Deal, Shard, Visits, chunk_of, shard_of
+from stocache._sharding.shard import Deal, Shard, Visits, chunk_of, rows_of, shard_of
 from stocache._sharding.shares import Report, Share, Terms, check_agreement, share_of
 from stocache._sharing.disk import Keys, free_on_disk
 from stocache._sharing.fingerprint import fingerprint as look_at
@@ -85,6 +85,7 @@ class LazyShardDataset(Dataset[Any]):
         verbose: bool = True,
         **options: Any,
     ) -> None:
+        dataset = rows_of(dataset)
         map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if not map_style or isinstance(dataset, IterableDataset):
             raise TypeError(

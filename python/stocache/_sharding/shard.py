@@ -105,6 +105,32 @@ class ShardOfMany(Shard):
         )
 
 
+class Rows(Dataset[Any]):
+    """An array whose rows are samples, where it does not say how many it has."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __len__(self) -> int:
+        return int(self.array.shape[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return self.array[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "array" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.array, name)
+
+
+def rows_of(dataset: Any) -> Any:
+    """The dataset itself, if it has a length; an array of Zarr's has a shape only."""
+    has_rows = hasattr(dataset, "__getitem__") and isinstance(
+        getattr(dataset, "shape", None), tuple
+    )
+    return Rows(dataset) if has_rows and not hasattr(dataset, "__len__") else dataset
+
+
 def shard_of(source: Any, deal: Deal, start: int, length: int) -> Shard:
     many = callable(getattr(source, "__getitems__", None))
     return (ShardOfMany if many else Shard)(source, deal, start, length)
