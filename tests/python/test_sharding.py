@@ -20,6 +20,7 @@ import torch
 from samples import complaint
 from sources import Counted, Fixed, Together
 from stocache import _C, LazyShardDataset
+from stocache._sharding.ranks import rank_and_ranks
 from torch.utils.data import DataLoader
 
 HERE = Path(__file__).parent
@@ -167,6 +168,30 @@ def test_an_array_on_disk_is_a_source(shard, tmp_path):
         for _ in range(2):
             got = [int(dataset[i][0]) for i in range(len(dataset))]
             assert got == dataset.indices().tolist()
+
+
+def test_control_ranks_with_other_seeds_overlap(shard):
+    first, second = (shard(rank=rank, num_replicas=2, seed=rank) for rank in range(2))
+    assert set(first.indices().tolist()) & set(second.indices().tolist())
+
+
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, (1, 4)),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_STEP_ID": "0"}, (5, 6)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "6"}, (0, 1)),  # a batch script is no rank
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "RANK": "3",
+          "WORLD_SIZE": "4"}, (3, 4)),
+        ({"RANK": "x", "WORLD_SIZE": "8"}, (0, 1)),
+    ],
+)  # fmt: skip
+def test_launchers_say_which_rank_it_is(env, found):
+    assert rank_and_ranks(None, None, env) == found
+    assert rank_and_ranks(1, 16, env) == (1, 16)
 
 
 # What fits
