@@ -93,6 +93,8 @@ pub(crate) enum Fault {
     TrustTiers,
     /// Let records that ask for pickle travel.
     PicklesTravel,
+    /// Take classes from below that nobody of this node has stored.
+    TrustClasses,
     /// Keep the claims of samples that nobody filled.
     KeepClaims,
     /// Look for records where a head says that one is, whatever the index says.
@@ -233,6 +235,14 @@ mod controls {
     #[test]
     fn letting_pickles_travel_is_caught() {
         is_caught(Fault::PicklesTravel, &["tiers::tests::ways::pickles_do_not_travel"]);
+    }
+
+    #[test]
+    fn believing_names_of_classes_is_caught() {
+        is_caught(
+            Fault::TrustClasses,
+            &["tiers::tests::ways::classes_come_up_once_somebody_has_stored_such_a_sample"],
+        );
     }
 
     #[test]

@@ -116,6 +116,15 @@ impl DiskStore {
         space.slots().abandon(i, lease);
     }
 
+    /// Whether a record is there, or cannot be taken now; nothing if it is to be put.
+    pub(crate) fn is_settled(&self, i: usize) -> Option<bool> {
+        let space = self.space();
+        if space.find(i).is_some() {
+            return Some(true);
+        }
+        (space.is_full() || self.is_resting() || !self.writes()).then_some(false)
+    }
+
     /// Takes a sealed record to be written; whether it is, or will be.
     pub(crate) fn put(
         self: &Arc<Self>,
@@ -124,16 +133,13 @@ impl DiskStore {
         parts: &[IoSlice<'_>],
         deadline: Instant,
     ) -> bool {
-        let space = self.space();
-        if space.find(i).is_some() {
-            return true;
+        if let Some(settled) = self.is_settled(i) {
+            return settled;
         }
+        let space = self.space();
         let len = head.len() as u64 + parts.iter().map(|part| part.len() as u64).sum::<u64>();
         if len > LONGEST || len > self.geometry().region_bytes {
             space.counters().add(Count::TooLarge, 1);
-            return false;
-        }
-        if space.is_full() || self.is_resting() || !self.writes() {
             return false;
         }
         let Some(lease) = space.lease() else { return false };

@@ -1,6 +1,6 @@
 //! What a disk store promises.
 
-use super::{DiskOptions, DiskStore, Keys};
+use super::{Check, DiskOptions, DiskStore, Keys, inspect, remove, tidy};
 use crate::fault::meeting;
 use crate::records::portable::{self, HEAD, Head};
 use crate::space::{Firm, Ground};
@@ -598,4 +598,130 @@ fn who_cannot_read_the_logs_does_not_wait_for_long() {
     let error = store.inform(None).unwrap_err().to_string();
     assert!(error.contains("too many processes use the disk level in"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(20));
+}
+
+/// What a check of all records finds: how many, and how many are damaged.
+fn checked(path: &Path) -> (u64, u64) {
+    let mut check = Check::begin(path).unwrap();
+    let (mut records, mut damaged) = (0, 0);
+    loop {
+        let step = check.step().unwrap();
+        if step.records == 0 {
+            break;
+        }
+        (records, damaged) = (records + step.records, damaged + step.damaged);
+    }
+    assert_eq!(records, check.records());
+    (records, damaged)
+}
+
+fn files_of(folder: &Temporary, end: &str) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(&folder.0).unwrap().map(|file| file.unwrap().path());
+    files.filter(|path| path.to_string_lossy().ends_with(end)).collect()
+}
+
+#[test]
+fn a_look_tells_what_there_is_and_changes_nothing() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 16 << 20, false);
+    fill(&store, 0..300);
+    let found = inspect(&folder.0).unwrap();
+    assert_eq!((found.records, found.samples, found.keyed), (300, SAMPLES, false));
+    assert_eq!((found.fingerprint, found.in_use), (FINGERPRINT, true));
+    assert!(found.bytes > 300 << 10 && found.used_at > 0 && found.trouble.is_empty());
+    assert_eq!(checked(&folder.0), (300, 0), "also while it is used");
+    drop(store);
+    assert!(!inspect(&folder.0).unwrap().in_use);
+    assert_eq!((count(&open(&folder.0, 16 << 20, false)), checked(&folder.0)), (300, (300, 0)));
+    let other = Temporary::new();
+    assert!(inspect(&other.0).is_none());
+    std::fs::create_dir(&other.0).unwrap();
+    std::fs::write(other.0.join("notes"), "").unwrap();
+    assert!(inspect(&other.0).is_none());
+    let error = remove(&other.0, true).unwrap_err().to_string();
+    assert!(error.contains("it is not the folder of a disk level"), "{error}");
+}
+
+#[test]
+fn a_check_reads_every_record_and_counts_the_damaged() {
+    let folder = Temporary::new();
+    fill(&open(&folder.0, 16 << 20, false), 1..301);
+    let data = &files_of(&folder, ".dat")[0];
+    let mut bytes = std::fs::read(data).unwrap();
+    let heads: Vec<usize> =
+        (0..bytes.len() - 4).step_by(64).filter(|&at| &bytes[at..at + 4] == b"stor").collect();
+    assert_eq!(heads.len(), 300);
+    heads.iter().step_by(10).for_each(|&at| bytes[at + 20] ^= 1);
+    std::fs::write(data, &bytes).unwrap();
+    assert_eq!(checked(&folder.0), (300, 30));
+    // Of what the log does not tell any more nobody knows; of what it tells wrongly, everybody.
+    let log = &files_of(&folder, ".log")[0];
+    let mut entries = std::fs::read(log).unwrap();
+    (0..5).for_each(|k| entries[24 * (7 + k) + 3] ^= 8);
+    std::fs::write(log, &entries).unwrap();
+    let (records, damaged) = checked(&folder.0);
+    assert_eq!(records, 300);
+    assert!((34..=35).contains(&damaged), "{damaged}");
+    std::fs::write(data, &bytes[..bytes.len() / 64]).unwrap();
+    assert!(checked(&folder.0).1 > 200, "a file that was cut");
+}
+
+#[test]
+fn a_check_knows_records_by_their_keys() {
+    let folder = Temporary::new();
+    let keys: Arc<[u128]> = (0..SAMPLES).map(|i| u128::from(i) << 70 | u128::from(i)).collect();
+    let keyed = DiskOptions { keys: Keys::Of(keys), ..options(&folder.0, 16 << 20, false) };
+    fill(&DiskStore::open(&keyed).unwrap(), 0..100);
+    assert_eq!(checked(&folder.0), (100, 0));
+    assert!(inspect(&folder.0).unwrap().keyed);
+}
+
+#[test]
+fn what_is_in_use_or_not_ours_is_not_removed() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 16 << 20, false);
+    fill(&store, 0..50);
+    let error = remove(&folder.0, false).unwrap_err().to_string();
+    assert!(error.contains("is in use; end its processes first, or use --force"), "{error}");
+    let theirs = folder.0.join("notes.txt");
+    std::fs::write(&theirs, "mine").unwrap();
+    let error = remove(&folder.0, true).unwrap_err().to_string();
+    assert!(error.contains("it holds \"notes.txt\", which is not stocache's"), "{error}");
+    assert_eq!(count(&store), 50);
+    std::fs::remove_file(theirs).unwrap();
+    let link = Temporary::new();
+    std::os::unix::fs::symlink(&folder.0, &link.0).unwrap();
+    assert!(remove(&link.0, true).is_err(), "a link leads anywhere");
+    std::fs::remove_file(&link.0).unwrap();
+    remove(&folder.0, true).unwrap();
+    assert!(!folder.0.exists());
+    drop(store);
+    // A store of a newer format is removed by who asks for it by name.
+    drop(open(&folder.0, 1 << 20, false));
+    let header = folder.0.join("store");
+    let mut bytes = std::fs::read(&header).unwrap();
+    bytes[8] = 9;
+    std::fs::write(&header, bytes).unwrap();
+    assert!(inspect(&folder.0).unwrap().trouble.contains("it has format 9"));
+    remove(&folder.0, false).unwrap();
+    assert!(!folder.0.exists());
+}
+
+#[test]
+fn what_the_killed_left_goes_and_nothing_else() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 16 << 20, false);
+    fill(&store, 0..50);
+    let left = ["store.00000000000000ff", "about.123", "007-00000001.dat", "000-00000099.log"];
+    left.iter().for_each(|name| std::fs::write(folder.0.join(name), "x").unwrap());
+    assert_eq!(tidy(&folder.0).unwrap(), [""; 0], "it is in use");
+    drop(store);
+    assert_eq!(tidy(&folder.0).unwrap().len(), 4);
+    assert!(left.iter().all(|name| !folder.0.join(name).exists()));
+    assert_eq!(tidy(&folder.0).unwrap(), [""; 0]);
+    assert_eq!(count(&open(&folder.0, 16 << 20, false)), 50);
+    // One that was never a store.
+    std::fs::remove_file(folder.0.join("store")).unwrap();
+    assert_eq!(tidy(&folder.0).unwrap(), [""]);
+    assert!(!folder.0.exists());
 }
