@@ -488,7 +488,8 @@ def test_samples_that_were_announced_are_read_once_and_right(on_disk, log, kind,
             numbers, rows = dataset.batches[part]
             assert numbers.tolist() == part
             assert all(complaint(n, row) is None for n, row in zip(part, rows, strict=True))
-    assert source.once_each() and dataset.stats().disk.hits - before <= 400
+    # Threads that want samples of one read at the same moment may read some themselves.
+    assert source.once_each() and dataset.stats().disk.hits - before < 440
 
 
 def test_what_was_announced_may_be_anything(on_disk, cached, log):

@@ -129,6 +129,7 @@ pub(crate) const fn active(_fault: Fault) -> bool {
 /// that the test chooses. Elsewhere nothing.
 #[cfg(test)]
 pub(crate) fn reached(place: &'static str) {
+    meeting::die_if_told(place);
     meeting::AT.with_borrow_mut(|act| act.iter_mut().for_each(|act| act(place)));
 }
 
@@ -140,11 +141,33 @@ pub(crate) const fn reached(_place: &'static str) {}
 #[cfg(test)]
 pub(crate) mod meeting {
     use std::cell::RefCell;
+    use std::sync::Mutex;
 
     type Act = Box<dyn FnMut(&'static str)>;
 
     thread_local! {
         pub(super) static AT: RefCell<Option<Act>> = const { RefCell::new(None) };
+    }
+
+    /// Where this process dies, whichever of its threads comes by, and how often it passes before.
+    static DEATH: Mutex<Option<(&'static str, u32)>> = Mutex::new(None);
+
+    /// From now on this process is killed when it comes there once more than so often.
+    pub(crate) fn die_at(place: &'static str, passing: u32) {
+        *DEATH.lock().unwrap() = Some((place, passing));
+    }
+
+    pub(super) fn die_if_told(place: &str) {
+        match &mut *DEATH.lock().unwrap() {
+            Some((there, passing)) if *there == place => match passing.checked_sub(1) {
+                Some(less) => *passing = less,
+                None => {
+                    let me = rustix::process::getpid();
+                    let _dead = rustix::process::kill_process(me, rustix::process::Signal::KILL);
+                }
+            },
+            _ => {}
+        }
     }
 
     /// From now on this thread calls `act` wherever it comes by.
@@ -264,6 +287,11 @@ mod controls {
             Fault::EmptyInVain,
             &["disk::tests::where_no_file_can_be_made_what_is_there_stays"],
         );
+    }
+
+    #[test]
+    fn noting_a_record_before_it_is_written_is_caught() {
+        is_caught(Fault::LogFirst, &["disk::tests::a_kill_at_any_place_leaves_nothing_torn"]);
     }
 
     #[test]

@@ -22,7 +22,7 @@
 
 use crate::bytes::Bytes;
 use crate::error::{Error, Kind, Result};
-use crate::fault::{Fault, active as broken};
+use crate::fault::{Fault, active as broken, reached};
 use crate::sys::private_file::{
     check_folder, check_private, open_private, private_folder, read_header, write_all,
 };
@@ -182,6 +182,7 @@ impl Folder {
         let named = write_all(file.as_fd(), &header.encode(), 0)
             .and_then(|()| rustix::fs::fsync(&file))
             .and_then(|()| {
+                reached("disk: header written");
                 let to = path.join("store");
                 match rustix::fs::renameat_with(CWD, &made, CWD, &to, RenameFlags::NOREPLACE) {
                     // Some file systems have only links for this.
@@ -248,6 +249,7 @@ impl Folder {
         if !broken(Fault::RemoveUncut) {
             let _gone_already = rustix::fs::openat(CWD, &data, flags, Mode::empty());
         }
+        reached("disk: file cut");
         let _gone_already = rustix::fs::unlink(&data);
     }
 }

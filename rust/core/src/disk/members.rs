@@ -5,6 +5,7 @@
 //! when they came; the one that writes next first reads what there is by then (recall.rs). Which table writes is noted in the file `lock`; that its processes live says a lock on
 //! the byte of its number, which they share.
 
+use crate::fault::reached;
 use crate::sys::ofd::{is_locked, lock_byte, share_byte, try_unlock_byte};
 use crate::sys::private_file::{open_private, write_all};
 use rustix::fd::{AsFd, OwnedFd};
@@ -63,6 +64,7 @@ impl Member {
             }
             _ => false,
         };
+        reached("disk: writer chosen");
         try_unlock_byte(choosing.as_raw_fd(), CHOOSING);
         ours
     }

@@ -4,7 +4,7 @@
 use super::log;
 use super::store::DiskStore;
 use crate::error::{Error, Kind, Result};
-use crate::fault::{Fault, active as broken};
+use crate::fault::{Fault, active as broken, reached};
 use crate::space::pack;
 use crate::sys::pages::PAGE;
 use rustix::fd::AsFd;
@@ -121,6 +121,7 @@ impl DiskStore {
         for (region, generation, used, logged) in recalled {
             space.restore(region, generation, used, logged, records[region as usize]);
         }
+        reached("disk: logs read");
         space.activate(active.map(|(_, region)| region));
         space.set_ready(writes);
     }

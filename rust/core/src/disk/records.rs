@@ -4,7 +4,7 @@ use super::behind::Behind;
 use super::log::LONGEST;
 use super::schemas;
 use super::store::DiskStore;
-use crate::fault::{Fault, active as broken};
+use crate::fault::{Fault, active as broken, reached};
 use crate::segment::claim::{self, is_claimed, lease_of};
 use crate::segment::counters::Count;
 use crate::space::Record;
@@ -111,6 +111,7 @@ impl DiskStore {
         }
         if space.find(i) == Some(found.record) {
             space.withdraw(i);
+            reached("disk: withdrawn");
             space.uncount_record(found.record.region.into(), found.record.generation);
         }
         space.slots().abandon(i, lease);

@@ -725,3 +725,150 @@ fn what_the_killed_left_goes_and_nothing_else() {
     assert_eq!(tidy(&folder.0).unwrap(), [""]);
     assert!(!folder.0.exists());
 }
+
+/// Everywhere between two steps of a process that uses a store.
+const PLACES: [&str; 13] = [
+    "disk: header written",
+    "disk: writer chosen",
+    "disk: logs read",
+    "regions: active",
+    "disk: file made",
+    "disk: allocated",
+    "disk: reserved",
+    "disk: written",
+    "disk: logged",
+    "disk: announced",
+    "disk: withdrawn",
+    "disk: file cut",
+    "regions: raised",
+];
+
+/// Uses a store for a while, in all ways; in a child, which may be killed meanwhile.
+fn use_it(path: &Path, seed: usize) {
+    let store = open(path, 1 << 20, true);
+    for round in 0..60 {
+        let some = (0..12).map(|k| (seed * 131 + round * 17 + k * 29) % SAMPLES as usize);
+        fill(&store, some.clone());
+        for i in some.take(2) {
+            if let Some(found) = store.find(i, soon()) {
+                store.forget(i, &found);
+            }
+        }
+        if round % 20 == 19 {
+            store.clear().unwrap();
+        }
+    }
+}
+
+/// Runs `act` in a child; whether it was killed. Whatever else goes wrong there goes wrong here.
+fn is_killed(act: impl FnOnce()) -> bool {
+    #[allow(unsafe_code)] // the child ends without a return to the test
+    // SAFETY: as said.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
+        #[allow(unsafe_code)]
+        // SAFETY: ends the child at once.
+        unsafe {
+            libc::_exit(i32::from(good.is_err()))
+        };
+    }
+    let mut status = -1;
+    #[allow(unsafe_code)]
+    // SAFETY: our child, and a status of our own.
+    unsafe {
+        assert_eq!(libc::waitpid(pid, &mut status, 0), pid)
+    };
+    assert!(status == 0 || libc::WIFSIGNALED(status), "a child ended with status {status}");
+    status != 0
+}
+
+/// P14: at every place × 100 with STOCACHE_LONG.
+#[test]
+fn a_kill_at_any_place_leaves_nothing_torn() {
+    let times = if std::env::var_os("STOCACHE_LONG").is_some() { 100 } else { 4 };
+    let folder = Temporary::new();
+    for place in PLACES {
+        let mut kills = 0;
+        for time in 0..times {
+            if place == "disk: header written" {
+                let _none_yet = std::fs::remove_dir_all(&folder.0);
+            }
+            kills += usize::from(is_killed(|| {
+                meeting::die_at(place, if time == 0 { 0 } else { (time * 7 % 40) as u32 });
+                use_it(&folder.0, time);
+            }));
+            let store = open(&folder.0, 1 << 20, true);
+            count(&store); // what is there is right
+            assert_eq!(checked(&folder.0).1, 0, "{place}: what the log says is not there");
+            let room: u64 =
+                files_of(&folder, ".dat").iter().map(|it| it.metadata().unwrap().len()).sum();
+            assert!(room <= 1 << 20, "{place}: {room} bytes");
+            assert_eq!((fill(&store, 0..9), store.stats().errors), (9, 0), "{place}");
+            assert!((0..9).all(|i| get(&store, i).is_some()), "{place}");
+            drop(store);
+            assert_eq!(
+                tidy(&folder.0).unwrap().iter().filter(|name| name.contains('-')).count(),
+                0
+            );
+        }
+        assert!(kills > 0, "nobody came by {place}");
+    }
+}
+
+/// P13: 10,000 records, each damaged in one of the ways that disks have.
+#[test]
+fn ten_thousand_damaged_records_are_misses() {
+    let folder = Temporary::new();
+    let each = 40;
+    let samples = 10_000u64;
+    let options = DiskOptions { dataset_len: samples, ..options(&folder.0, 64 << 20, false) };
+    let bytes = |i: usize| -> Vec<u8> { (0..each).map(|at| (at * 7 + i * 31) as u8).collect() };
+    let store = DiskStore::open(&options).unwrap();
+    for i in 0..samples as usize {
+        let bytes = bytes(i);
+        let parts = [IoSlice::new(&bytes)];
+        let head =
+            Head { key: i as u64, fingerprint: FINGERPRINT, schema: Some(1), len: each as u64 };
+        assert!(store.put(i, &portable::seal(&head, &parts), &parts, soon()));
+    }
+    assert!(store.flush(Duration::from_secs(60)));
+    drop(store);
+    let whole = || {
+        let store = DiskStore::open(&options).unwrap();
+        (0..samples as usize).filter(|&i| get(&store, i).is_some_and(|got| got == bytes(i))).count()
+    };
+    assert_eq!((whole(), checked(&folder.0)), (10_000, (10_000, 0)), "the control");
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move |below: usize| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed as usize % below
+    };
+    let long = HEAD + each;
+    for data in files_of(&folder, ".dat") {
+        let mut file = std::fs::read(&data).unwrap();
+        let heads: Vec<usize> =
+            (0..file.len() - 4).step_by(64).filter(|&at| &file[at..at + 4] == b"stor").collect();
+        for pair in heads.chunks(2) {
+            match (random(4), pair) {
+                (0, &[a, b]) => {
+                    let (one, other) = (file[a..a + long].to_vec(), file[b..b + long].to_vec());
+                    file[a..a + long].copy_from_slice(&other);
+                    file[b..b + long].copy_from_slice(&one);
+                }
+                (1, some) => some.iter().for_each(|&at| file[at + random(HEAD)..at + long].fill(0)),
+                (2, some) => {
+                    some.iter().for_each(|&at| file[at..at + long].fill(random(256) as u8))
+                }
+                (_, some) => {
+                    some.iter().for_each(|&at| file[at + random(long)] ^= 1 << random(8));
+                }
+            }
+        }
+        std::fs::write(&data, file).unwrap();
+    }
+    assert_eq!(checked(&folder.0), (10_000, 10_000));
+    assert_eq!(whole(), 0);
+}
