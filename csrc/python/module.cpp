@@ -6,6 +6,7 @@
 #include "api/interrupt.h"
 #include "codec/codec.h"
 #include "python/cache_type.h"
+#include "python/disk_folders.h"
 #include "python/files_type.h"
 #include "python/records_type.h"
 #include "python/shards.h"
@@ -134,7 +135,7 @@ PyMODINIT_FUNC PyInit__C() {
   ask_with(&python::WithoutGil::is_interrupted);
   PyObject* module = PyModule_Create(&module_def);
   const bool good = module && python::add_cache(module) && python::add_records(module) &&
-                    codec::add_codec(module) && python::add_files(module) &&
-                    python::add_shards(module);
+                    python::add_disk_folders(module) && codec::add_codec(module) &&
+                    python::add_files(module) && python::add_shards(module);
   return good ? module : nullptr;
 }

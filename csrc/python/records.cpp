@@ -145,8 +145,12 @@ std::string RecordCache::news() {
 std::optional<bool> RecordCache::differs(int64_t index, PyObject* sample, bool allow_pickle) {
   uint16_t number = 0;
   const at::Tensor record = copy(index, number);
-  if (!record.defined()) return std::nullopt;
+  if (!record.defined() && !has_disk_) return std::nullopt;
   const auto encoded = codec::encode(sample, allow_pickle);
+  if (!record.defined()) {
+    number_of(encoded.schema);  // from now on its classes may come from the disk
+    return std::nullopt;
+  }
   const std::string head = number == kInline ? inline_schema(encoded.schema) : "";
   const auto* stored = static_cast<const uint8_t*>(record.const_data_ptr());
   const auto size = static_cast<uint64_t>(record.numel());

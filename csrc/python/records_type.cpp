@@ -73,13 +73,14 @@ PyObject* arguments(PyObject* self, PyObject*) {
   });
 }
 
-// open_disk(path, budget, fingerprint, keys, table): the level below. Keys are two numbers of 8
-// bytes for each sample, or none; or the number of a table that has them.
+// open_disk(path, budget, fingerprint, keys, table, compression): the level below. Keys are two
+// numbers of 8 bytes for each sample, or none; or the number of a table that has them.
 PyObject* open_disk(PyObject* self, PyObject* args) {
   Py_buffer path{}, keys{};
-  const char* fingerprint = nullptr;
+  const char *fingerprint = nullptr, *compression = nullptr;
   unsigned long long budget = 0, table = 0;
-  if (!PyArg_ParseTuple(args, "y*Ksy*K", &path, &budget, &fingerprint, &keys, &table)) {
+  if (!PyArg_ParseTuple(args, "y*Ksy*Ks", &path, &budget, &fingerprint, &keys, &table,
+                        &compression)) {
     return nullptr;
   }
   struct Release {
@@ -97,6 +98,7 @@ PyObject* open_disk(PyObject* self, PyObject* args) {
     options.budget = budget;
     options.fingerprint = fingerprint;
     options.table = table;
+    options.compression = compression;
     const auto* words = static_cast<const char*>(keys.buf);
     options.keys.reserve(static_cast<size_t>(keys.len) / 8);
     for (Py_ssize_t at = 0; at + 8 <= keys.len; at += 8) {
@@ -109,17 +111,31 @@ PyObject* open_disk(PyObject* self, PyObject* args) {
   });
 }
 
-// disk() -> (path, budget, fingerprint, keys, table), or None: for open_disk() in another process.
+// disk() -> what open_disk() takes in another process, or None.
 PyObject* disk(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto cache = opened(self);
     const auto o = translated([&] { return cache->records().disk_options(); });
     if (o.path.empty()) Py_RETURN_NONE;
-    return Py_BuildValue("y#Ksy#K", reinterpret_cast<const char*>(o.path.data()),
-                         static_cast<Py_ssize_t>(o.path.size()),
-                         static_cast<unsigned long long>(o.budget),
-                         std::string(o.fingerprint).c_str(), "", Py_ssize_t{0},
-                         static_cast<unsigned long long>(o.table));
+    return Py_BuildValue(
+        "y#Ksy#Ks", reinterpret_cast<const char*>(o.path.data()),
+        static_cast<Py_ssize_t>(o.path.size()), static_cast<unsigned long long>(o.budget),
+        std::string(o.fingerprint).c_str(), "", Py_ssize_t{0},
+        static_cast<unsigned long long>(o.table), std::string(o.compression).c_str());
+  });
+}
+
+// prefetch(indices): begins to read these from levels below.
+PyObject* prefetch(PyObject* self, PyObject* argument) {
+  std::vector<int64_t> indices;
+  if (!to_indices(argument, indices)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    translated([&] {
+      WithoutGil free;
+      cache->records().prefetch({indices.data(), indices.size()});
+    });
+    Py_RETURN_NONE;
   });
 }
 
@@ -453,6 +469,7 @@ PyMethodDef methods[] = {
     {"disk", disk, METH_NOARGS, nullptr},
     {"disk_stats", disk_stats, METH_NOARGS, nullptr},
     {"look_ups_of", look_ups_of, METH_O, nullptr},
+    {"prefetch", prefetch, METH_O, nullptr},
     {"get_many", get_many, METH_VARARGS, nullptr},
     {"is_complete", is_complete, METH_NOARGS, nullptr},
     {"flush", flush, METH_O, nullptr},

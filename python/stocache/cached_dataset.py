@@ -47,6 +47,9 @@ class CachedDataset(Dataset[Any]):
         key: A function of an index: what that sample is made from, such as its path and time of
             change. On disk samples are known by it, so a list of files that became longer, or has
             another order, keeps what is still the same.
+        compression: "zstd" or "lz4" packs samples on disk, each by itself; ``stocache.plan()`` says
+            what that buys. None leaves them as they are.
+        temporary: The disk level goes with its last process, instead of staying for the next run.
         transform: Runs on every sample that is handed out, cached or not. Random augmentation
             belongs here; what ``dataset`` does is done once.
         policy: "freeze" fills the memory and then keeps what is there, which is best for epochs
@@ -77,6 +80,8 @@ class CachedDataset(Dataset[Any]):
         disk: int | float | str | None = None,
         disk_path: str | os.PathLike[str] | None = None,
         key: Callable[[int], Any] | None = None,
+        compression: str | None = None,
+        temporary: bool = False,
         transform: Callable[[Any], Any] | None = None,
         policy: str = "freeze",
         name: str | None = None,
@@ -117,7 +122,8 @@ class CachedDataset(Dataset[Any]):
             records, dataset, memory, name=name, keep=bool(keep), mark=fingerprint,
             on_change=on_change, policy=policy, shared=shared, backing=backing,
             huge_pages=huge_pages_word(huge_pages), caller=caller_of(self),
-            disk=checked(disk, disk_path, key), part=self._stocache_part(dataset),
+            disk=checked(disk, disk_path, key, compression, temporary),
+            part=self._stocache_part(dataset),
         )  # fmt: skip
         created = opened == "created"
         found = records.disk_stats()["filled"] or (not created and records.stats()["filled"])
@@ -244,6 +250,12 @@ class CachedDataset(Dataset[Any]):
             for _ in _with_progress(loader) if progress else loader:
                 pass
         return self.stats()
+
+    def prefetch(self, indices: Iterable[int]) -> None:
+        """Begins to read these samples from disk, in the order in which they will be asked for
+        here, so that they are there then. Returns at once, and loads nothing. A process has one
+        such order: the next call ends it. ``stocache.DataLoader`` does so by itself."""
+        self._stocache.records.prefetch([self._stocache.place(i) for i in indices])
 
     def verify(self, samples: int = 16) -> int:
         """Loads some of the cached samples again, in a process of its own, and compares; returns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import warnings
@@ -11,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stocache import node
+from stocache import disk_caches, node
+from stocache._file_names import Bar
 from stocache.file_cache import FileCache
 from stocache.sizes import show_bytes
 
@@ -46,27 +48,53 @@ def _parser() -> argparse.ArgumentParser:
         description="Shows every cache on this node: whose it is, how large, how full, and which "
         "processes use it. One that is kept stays until it is removed or the machine restarts; one "
         "that is left over belonged to a job that was killed, and goes with `stocache gc` or when "
-        "its user makes the next cache.",
+        "its user makes the next cache. With a PATH, the disk levels there.",
+    )
+    listing.add_argument(
+        "paths", metavar="PATH", nargs="*", help="a disk_path, or the folder of one disk level"
     )
     listing.set_defaults(run=list_caches)
     removal = commands.add_parser(
         "rm",
-        help="remove caches by name",
-        description="Removes caches of yours by their names, as `stocache ls` shows them.",
+        help="remove caches by name, disk levels by path",
+        description="Removes caches of yours by their names, as `stocache ls` shows them, and disk "
+        "levels by their paths, or all of those in a disk_path. A path has a slash in it: ./cache.",
     )
-    removal.add_argument("names", metavar="NAME", nargs="+", help="a name that `stocache ls` shows")
+    removal.add_argument(
+        "names", metavar="NAME_OR_PATH", nargs="+", help="as `stocache ls` and `ls PATH` show them"
+    )
     removal.add_argument(
         "--force", action="store_true",
-        help="also one that is in use: only its name goes, and its processes go on with it",
+        help="also one that is in use: its name or its files go, and its processes go on with what "
+        "they have open",
     )  # fmt: skip
     removal.set_defaults(run=remove)
     collection = commands.add_parser(
         "gc",
         help="remove what killed jobs left behind",
-        description="Removes caches of yours that no process uses and nobody keeps.",
+        description="Removes caches of yours that no process uses and nobody keeps. With a PATH, "
+        "what killed jobs left of disk levels there.",
     )
+    collection.add_argument(
+        "paths", metavar="PATH", nargs="*", help="a disk_path, or the folder of one disk level"
+    )
+    collection.add_argument(
+        "--unused-for", metavar="DAYS", type=float,
+        help="also disk levels in PATH that nobody has used for so many days",
+    )  # fmt: skip
     collection.set_defaults(run=collect)
-    for command in (listing, removal, collection):
+    check = commands.add_parser(
+        "verify",
+        help="read every record of disk levels",
+        description="Reads every record of the disk levels in PATH and says how many are damaged. "
+        "A job loads such samples and writes them anew when it asks for them.",
+    )
+    check.add_argument(
+        "paths", metavar="PATH", nargs="+", help="a disk_path, or the folder of one disk level"
+    )
+    check.add_argument("--quiet", action="store_true", help="no progress bar")
+    check.set_defaults(run=verify)
+    for command in (listing, removal, collection, check):
         command.add_argument("--json", action="store_true", help="print JSON, for programs")
     _add_warm_files(commands)
     return parser
@@ -94,6 +122,8 @@ def _add_warm_files(commands: Any) -> None:
 
 
 def list_caches(options: argparse.Namespace) -> int:
+    if options.paths:
+        return _list_disk_caches(options)
     caches = node.caches()
     if options.json:
         print(json.dumps([cache.as_dict() for cache in caches], indent=2))
@@ -113,7 +143,14 @@ def list_caches(options: argparse.Namespace) -> int:
         "STATE",
         "PROCESSES",
     )
-    rows = [header, *map(_row, caches)]
+    _print_table(header, list(map(_row, caches)))
+    for line in _advice(caches):
+        print(f"\n{line}")
+    return 0
+
+
+def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    rows = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     right = {"USED", "LIMIT", "FILLED"}
     for row in rows:
@@ -122,9 +159,41 @@ def list_caches(options: argparse.Namespace) -> int:
             for title, text, width in zip(header, row, widths, strict=True)
         )
         print("  ".join(cells).rstrip())
-    for line in _advice(caches):
-        print(f"\n{line}")
+
+
+def _list_disk_caches(options: argparse.Namespace) -> int:
+    caches = _disk_caches_in(options.paths)
+    if options.json:
+        print(json.dumps([cache.as_dict() for cache in caches], indent=2))
+        return 0
+    if not caches:
+        print(f"there are no disk levels in {' or '.join(map(_printable, options.paths))}")
+        return 0
+    header = ("FOLDER", "USER", "FOR", "USED", "FILLED", "STATE", "LAST USED")
+    _print_table(header, [_disk_row(cache) for cache in caches])
+    left = [cache for cache in caches if cache.state == "left over" and cache.mine]
+    if left:
+        size = show_bytes(sum(cache.used_bytes for cache in left))
+        print(f"\n{len(left)} left over by killed jobs ({size}): `stocache gc PATH` removes them.")
+    for cache in caches:
+        if cache.trouble:
+            print(f"\n{_printable(cache.path)}: {_printable(cache.trouble)}")
     return 0
+
+
+def _disk_row(cache: disk_caches.DiskCacheInfo) -> tuple[str, ...]:
+    of = "" if cache.samples is None else f" of {cache.samples}"
+    used = time.strftime("%Y-%m-%d %H:%M", time.localtime(cache.used_at)) if cache.used_at else "?"
+    return (
+        _printable(cache.path), cache.user, _printable(cache.made_for) or "-",
+        show_bytes(cache.used_bytes), "?" if cache.trouble else f"{cache.filled}{of}", cache.state,
+        used,
+    )  # fmt: skip
+
+
+def _disk_caches_in(paths: Sequence[str]) -> list[disk_caches.DiskCacheInfo]:
+    found = {cache.path: cache for path in paths for cache in disk_caches.disk_caches(path)}
+    return list(found.values())
 
 
 def _row(cache: node.CacheInfo) -> tuple[str, ...]:
@@ -168,8 +237,13 @@ def remove(options: argparse.Namespace) -> int:
     removed, failed, left = [], [], []
     for name in dict.fromkeys(options.names):
         try:
-            removed += node.remove(name, force=options.force)
-            left += _left(name)
+            if os.sep in name:
+                for cache in _disk_caches_to_remove(name):
+                    disk_caches.remove(cache, force=options.force)
+                    removed.append(cache)
+            else:
+                removed += node.remove(name, force=options.force)
+                left += _left(name)
         except (OSError, RuntimeError, ValueError) as error:
             failed.append(str(error))
     if options.json:
@@ -180,6 +254,13 @@ def remove(options: argparse.Namespace) -> int:
         for sentence in left + failed:
             print(f"stocache: {sentence}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _disk_caches_to_remove(path: str) -> list[str]:
+    found = [cache.path for cache in disk_caches.disk_caches(path)]
+    if not found:
+        raise ValueError(f"{path} holds no disk level; `stocache ls PATH` shows those of a folder")
+    return found
 
 
 def _left(name: str) -> list[str]:
@@ -200,6 +281,10 @@ def _users(pids: list[int]) -> str:
 
 
 def collect(options: argparse.Namespace) -> int:
+    if options.paths:
+        return _collect_disk_caches(options)
+    if options.unused_for is not None:
+        raise ValueError("--unused-for needs a PATH, the disk_path of disk levels")
     before = {cache.path: cache.used_bytes for cache in node.caches()}
     removed = [f"/dev/shm/{name}" for name in node.sweep()]
     if options.json:
@@ -210,6 +295,50 @@ def collect(options: argparse.Namespace) -> int:
     if not removed:
         print("nothing was left over")
     return 0
+
+
+def _collect_disk_caches(options: argparse.Namespace) -> int:
+    removed = [
+        gone for path in options.paths for gone in disk_caches.sweep(path, options.unused_for)
+    ]
+    if options.json:
+        print(json.dumps({"removed": removed}, indent=2))
+        return 0
+    for path in removed:
+        print(f"removed {_printable(path)}")
+    if not removed:
+        print("nothing was left over")
+    return 0
+
+
+def verify(options: argparse.Namespace) -> int:
+    caches = _disk_caches_in(options.paths)
+    if not caches:
+        raise ValueError(f"there are no disk levels in {' or '.join(options.paths)}")
+    total = sum(cache.filled for cache in caches)
+    found, failed = [], []
+    with Bar(total=total, desc="reading", unit="record", disable=options.quiet) as bar:
+        for cache in caches:
+            try:
+                records, damaged = disk_caches.verify(cache.path, bar.update)
+                found.append({"path": cache.path, "records": records, "damaged": damaged})
+            except (OSError, RuntimeError, ValueError) as error:
+                failed.append(str(error))
+    if options.json:
+        print(json.dumps({"checked": found, "failed": failed}, indent=2))
+    else:
+        for each in found:
+            print(_verdict(each))
+        for sentence in failed:
+            print(f"stocache: {sentence}", file=sys.stderr)
+    return 1 if failed or any(each["damaged"] for each in found) else 0
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    path, records, damaged = _printable(found["path"]), found["records"], found["damaged"]
+    if not damaged:
+        return f"{path}: {records} records, all of them whole"
+    return f"{path}: {damaged} of {records} records are damaged, and will be loaded again"
 
 
 def warm_files(options: argparse.Namespace) -> int:

@@ -42,7 +42,8 @@ class CacheInfo:
     user: str
     """Whose it is."""
     kind: str
-    """"slots" (SharedCache), "records" (CachedDataset) or "files" (FileCache's table)."""
+    """"slots" (SharedCache), "records" (CachedDataset), "disk" (the table of its disk level) or
+    "files" (FileCache's)."""
     made_for: str
     """The class of the dataset, where that is known."""
     limit_bytes: int
@@ -93,7 +94,7 @@ def _info(found: dict[str, Any]) -> CacheInfo:
     return CacheInfo(
         name=found["name"],
         path=found["path"],
-        user=_user(found["user"]),
+        user=user_name(found["user"]),
         kind=found["kind"],
         made_for=found["notes"].partition("\n")[0],
         limit_bytes=found["limit_bytes"],
@@ -107,7 +108,8 @@ def _info(found: dict[str, Any]) -> CacheInfo:
     )
 
 
-def _user(number: int) -> str:
+def user_name(number: int) -> str:
+    """Or the number, if nobody has it."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:

@@ -9,12 +9,13 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stocache import _C
 from stocache._dataset.apart import apart
 from stocache._dataset.stats import CachedDatasetStats
+from stocache._sharing.disk import WAYS, check_compression
 from stocache.sizes import parse_size, show_bytes
 
 SAMPLES = 16  # so many are measured
@@ -27,6 +28,32 @@ _ALIGN = 16
 _HEAD = 16
 # And what it takes more on disk, on average: padding, and its line in the log.
 _ON_DISK = 56
+# So many threads read from disk (rust/core/src/tiers/disk.rs), if there are so many processors.
+_READERS = 4
+# Who saves less has no use for it.
+_WORTH = 1.05
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What ``compression=`` does with samples like those that were measured."""
+
+    ratio: float
+    """How many times as large they are as packed ones."""
+    pack_seconds: float
+    """Seconds that it takes to pack one, on average; once, when it is written."""
+    unpack_seconds: float
+    """Seconds that it takes to unpack one, whenever it is read."""
+    pays_below: float
+    """Bytes per second of a disk: from one that gives less, packed samples are read faster."""
+
+    def __str__(self) -> str:
+        if self.ratio < _WORTH:
+            return "no gain"
+        return (
+            f"{self.ratio:.2g} times the room, and faster from a disk that reads less than "
+            f"{show_bytes(self.pays_below)}/s"
+        )
 
 
 @dataclass(frozen=True)
@@ -51,6 +78,10 @@ class Plan:
     """Bytes for samples on disk."""
     deviation: float = 0
     """By how many bytes they differ: the standard deviation."""
+    compression: str | None = None
+    """How they are packed there."""
+    packings: dict[str, Packing] = field(default_factory=dict)
+    """What each ``compression`` would buy, if a disk was asked for."""
     failed: str | None = None
     """The sample that could not be loaded or stored, if there was one: none were measured after
     it."""
@@ -82,7 +113,9 @@ class Plan:
         """How many samples fit, in memory and on disk together."""
         if not self.sampled:
             return 0
-        return min(self.dataset_len, _fit(self.memory, self.disk, self.mean))
+        packing = self.packings.get(self.compression or "")
+        packed = self.mean / (packing.ratio if packing else 1)
+        return min(self.dataset_len, _fit(self.memory, self.disk, self.mean, packed))
 
     @property
     def hit_rate(self) -> float:
@@ -113,6 +146,7 @@ class Plan:
                 else f"{self.fits} fit: expect a hit rate of {self.hit_rate:.0%}."
             )
             + (f" Measured: {self.sampled}, because {self.failed}." if self.failed else "")
+            + "".join(f' compression="{way}": {does}.' for way, does in self.packings.items())
         )
 
 
@@ -121,35 +155,46 @@ def plan(
     memory: int | float | str = 0.5,
     allow_pickle: bool = False,
     disk: int | str | None = None,
+    compression: str | None = None,
 ) -> Plan:
     """Loads a few samples, in a process of its own, and says how many fit into ``memory`` and, if
-    it is given, onto ``disk``."""
+    it is given, onto ``disk``, packed by ``compression``; and what each way to pack them would buy
+    there, in room and in speed."""
+    check_compression(compression)
+    if compression is not None and disk is None:
+        raise ValueError('compression= needs disk=, such as disk="300GiB"')
     length = len(dataset)
     limit = parse_size("memory", memory)
     room = max(0, limit - _HEAD_BYTES - length * _ENTRY_BYTES)
-    made: Plan = apart(lambda: measured(dataset, room, allow_pickle))
+    made: Plan = apart(lambda: measured(dataset, room, allow_pickle, disk is not None))
     if isinstance(disk, float):
         raise TypeError(f"disk is {disk!r}; of which disk is not known here: use bytes or a text")
-    return made if disk is None else replace(made, disk=parse_size("disk", disk))
+    if disk is None:
+        return made
+    return replace(made, disk=parse_size("disk", disk), compression=compression)
 
 
 def in_room(memory: int, disk: int, mean: float) -> int:
     """How many samples of that size a cache holds that may take so much."""
-    return _fit(max(0, memory - _HEAD_BYTES), disk, mean + _ENTRY_BYTES)
+    size = mean + _ENTRY_BYTES
+    return _fit(max(0, memory - _HEAD_BYTES), disk, size, size)
 
 
-def _fit(memory: int, disk: int, mean: float) -> int:
-    return int(memory / mean) + int(disk / (mean + _ON_DISK))
+def _fit(memory: int, disk: int, mean: float, on_disk: float) -> int:
+    return int(memory / mean) + int(disk / (on_disk + _ON_DISK))
 
 
 def measured(
-    dataset: Sequence[Any], memory: int = 0, allow_pickle: bool = False, seconds: float = _SECONDS
-) -> Plan:
+    dataset: Sequence[Any], memory: int = 0, allow_pickle: bool = False, packed: bool = False,
+    seconds: float = _SECONDS,
+) -> Plan:  # fmt: skip
     """The sizes of samples spread over the dataset, in this process; of fewer, if they take more
     than so many seconds."""
     length = len(dataset)
     sizes: list[int] = []
+    trials: dict[str, list[tuple[int, float, float]]] = {way: [] for way in WAYS if packed}
     failed = None
+    packing = 0.0
     began = time.perf_counter()
     for k in range(min(SAMPLES, length)):
         index = k * length // min(SAMPLES, length)
@@ -165,9 +210,13 @@ def measured(
             failed = f"sample {index} cannot be stored ({str(error).partition(';')[0]})"
             break
         sizes.append(max(_ALIGN, -(-len(record) // _ALIGN) * _ALIGN) + _HEAD)
+        packing -= time.perf_counter()
+        for way, tried in trials.items():
+            tried.append(_C.try_compression(way, record))
+        packing += time.perf_counter()
         if time.perf_counter() - began > seconds:
             break
-    took = time.perf_counter() - began
+    took = time.perf_counter() - began - packing
     return Plan(
         dataset_len=length,
         memory=memory,
@@ -177,8 +226,20 @@ def measured(
         mean=sum(sizes) / max(1, len(sizes)),
         load_seconds=took / max(1, len(sizes)),
         deviation=statistics.pstdev(sizes) if sizes else 0,
+        packings={way: _packing(sizes, tried) for way, tried in trials.items() if tried},
         failed=failed,
     )
+
+
+def _packing(sizes: list[int], tried: list[tuple[int, float, float]]) -> Packing:
+    whole, packed = sum(sizes), sum(size for size, _, _ in tried) + _HEAD * len(tried)
+    pack, unpack = (sum(times) / len(tried) for times in list(zip(*tried, strict=True))[1:])
+    ratio = max(1.0, whole / packed)
+    threads = min(_READERS, len(os.sched_getaffinity(0)))
+    # From a disk of d bytes a second one takes whole / d, or packed / d and the time to unpack it.
+    saved = (whole - packed) / len(tried)
+    pays_below = threads * saved / unpack if ratio > 1 and unpack else 0.0
+    return Packing(ratio, pack, unpack, pays_below)
 
 
 def say(line: str, inherited: bool) -> None:

@@ -390,12 +390,13 @@ def in_child():
 
 @pytest.fixture
 def injected():
-    """injected(f, fault) is f() in a child to which strace feeds that fault of a system call."""
+    """injected(f, fault) is f() in a child to which strace feeds that fault of a system call: in
+    the thread that calls f; or in all of them, if the fault is one of the file ``path``."""
     if not shutil.which("strace"):
         pytest.skip("strace is absent: failing system calls are not covered")
     fork, started = multiprocessing.get_context("fork"), []
 
-    def run(function, fault):
+    def run(function, fault, path=None):
         ready, gate = fork.Event(), fork.Event()
         receive, send = fork.Pipe(duplex=False)
 
@@ -414,6 +415,7 @@ def injected():
         assert ready.wait(60)
         call = fault.split(":")[0]
         command = ["strace", "-qq", "-o", "/dev/null", "-p", str(child.pid)]
+        command += [] if path is None else ["-f", "-P", str(path)]
         tracer = subprocess.Popen(
             [*command, "-e", f"trace={call}", "-e", f"inject={fault}"],
             stderr=subprocess.PIPE,

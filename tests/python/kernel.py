@@ -8,6 +8,7 @@ import errno
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,6 +41,28 @@ def mount_at(folder, options: str) -> None:
     system("unshare", CLONE_NEWNS)
     system("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     system("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 0, options.encode())
+
+
+def mount_ext4(folder, image, mebibytes: int) -> None:
+    """Puts a new ext4 in a file over `folder`, for this process and its children only."""
+    with open(image, "wb") as file:
+        file.truncate(mebibytes << 20)
+    system("unshare", CLONE_NEWNS)
+    system("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, folder]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise OSError(f"{command[0]}: {done.stderr.strip()}")
+
+
+def mount_overlay(folder, parts) -> None:
+    """Puts an overlay over `folder`, whose layers are on a tmpfs at `parts`; likewise."""
+    mount_at(parts, "size=64m")
+    layers = [os.path.join(parts, name) for name in ("lower", "upper", "work")]
+    for layer in layers:
+        os.mkdir(layer)
+    options = "lowerdir={},upperdir={},workdir={}".format(*layers)
+    system("mount", b"overlay", os.fsencode(folder), b"overlay", 0, options.encode())
 
 
 def remount(folder, read_only: bool) -> None:

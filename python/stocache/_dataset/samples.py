@@ -29,7 +29,7 @@ from stocache._dataset.comparing import (
 from stocache._dataset.copying import as_stored, copy_of
 from stocache._dataset.stats import CachedDatasetStats, DiskStats
 from stocache._dataset.together import Together, WholeBatch
-from stocache._sharing.disk import folder_of, remove
+from stocache._sharing.disk import folder_of, is_temporary, remove, remove_if_unused
 from stocache._torch.ipc import is_worker
 from stocache.planner import SAMPLES, Plan, say
 
@@ -64,7 +64,9 @@ class Records(_C.Records):
         return (_rejoin, (self.arguments(), self.disk()))
 
 
-def _rejoin(arguments: tuple[Any, ...], disk: tuple[bytes, int, str, bytes, int] | None) -> Records:
+def _rejoin(
+    arguments: tuple[Any, ...], disk: tuple[bytes, int, str, bytes, int, str] | None
+) -> Records:
     records = Records()
     records.open(*arguments)
     if disk is not None:
@@ -478,7 +480,7 @@ class Samples:
 
     def close(self) -> None:
         if self._has_disk and self.records.is_open():
-            self.records.flush(_FLUSH_SECONDS)
+            _end(self.records)
         self.records.close()
 
     def delete(self) -> None:
@@ -584,6 +586,29 @@ class Samples:
 
 def _flush_when_it_ends(records: Records) -> None:
     Finalize(None, _flush, (weakref.ref(records),), exitpriority=0)
+    folder = folder_of(records)
+    if folder is not None and is_temporary(folder):
+        # When those that it has started have ended, too.
+        Finalize(None, _end_of, (weakref.ref(records), folder), exitpriority=-10)
+
+
+def _end(records: Records) -> None:
+    """Lets go of a store with a disk level: what is to stay there is there then, and what is not to
+    stay is gone with its last process."""
+    folder = folder_of(records)
+    temporary = folder is not None and is_temporary(folder)
+    if not temporary:
+        records.flush(_FLUSH_SECONDS)
+    records.close()
+    if folder is not None and temporary:
+        remove_if_unused(folder)
+
+
+def _end_of(records: weakref.ref[Records], folder: str) -> None:
+    with contextlib.suppress(Exception):
+        if (mine := records()) is not None:
+            mine.close()
+        remove_if_unused(folder)
 
 
 def _flush(records: weakref.ref[Records]) -> None:

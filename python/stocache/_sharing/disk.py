@@ -16,6 +16,9 @@ from stocache._sharing.change import what_differs
 from stocache.sizes import parse_size
 
 _ABOUT = "about"  # what a folder is for, in the words of `change.note`
+_TEMPORARY = "temporary"  # who has this goes with its last process
+WAYS = ("zstd", "lz4")
+_MOST_ABOUT = 64 << 10  # of it is read
 _DIGITS = 16  # of a fingerprint are in the name of its folder
 _ATOMS = (str, bytes, int, float, bool, type(None))
 
@@ -29,6 +32,8 @@ class Disk:
     size: Any
     key: Callable[[int], Any] | Keys | None
     """What the sample of an index is made from, or that of each already."""
+    compression: str | None
+    temporary: bool
 
     def open_below(
         self, records: _C.Records, dataset: Any, label: str, fingerprint: str, about: str,
@@ -41,9 +46,15 @@ class Disk:
         if on_change is not None:
             for other in _others(folder):
                 _answer_change(other, on_change, about)
+        _remove_left_over(self.path)
         budget = parse_size("disk", self.size, lambda: _free(self.path, folder))
         keys = b"" if self.key is None else self._keys(len(dataset))
-        records.open_disk(os.fsencode(folder), budget, fingerprint, keys, 0)
+        if self.temporary and not os.path.exists(os.path.join(folder, "store")):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            _write(os.path.join(folder, _TEMPORARY), "")
+        records.open_disk(
+            os.fsencode(folder), budget, fingerprint, keys, 0, self.compression or "none"
+        )
         _note(folder, about)
 
     def _keys(self, length: int) -> bytes:
@@ -58,22 +69,31 @@ class Keys:
     keys: bytes
 
 
-def checked(disk: Any, disk_path: Any, key: Any) -> Disk | None:
+def checked(
+    disk: Any, disk_path: Any, key: Any, compression: Any, temporary: Any
+) -> Disk | None:  # fmt: skip
     """What was asked for, if anything."""
+    check_compression(compression)
     if disk_path is None:
-        if disk is not None or key is not None:
-            what = "disk" if disk is not None else "key"
-            raise ValueError(
-                f"{what}= needs disk_path=, a folder on a disk of this node, such as "
-                'disk_path="/local/cache"'
-            )
+        asked = {"disk": disk, "key": key, "compression": compression, "temporary": temporary}
+        for what, value in asked.items():
+            if value is not None and value is not False:
+                raise ValueError(
+                    f"{what}= needs disk_path=, a folder on a disk of this node, such as "
+                    'disk_path="/local/cache"'
+                )
         return None
     if not isinstance(disk_path, (str, bytes, os.PathLike)):
         raise TypeError(f"disk_path is {disk_path!r}; a folder is needed")
     path = os.path.abspath(os.fsdecode(disk_path))
     if key is not None and not callable(key) and not isinstance(key, Keys):
         raise TypeError(f"key is {key!r}; a function of the index of a sample is needed")
-    return Disk(path, 0.5 if disk is None else disk, key)
+    return Disk(path, 0.5 if disk is None else disk, key, compression, bool(temporary))
+
+
+def check_compression(way: Any) -> None:
+    if way is not None and way not in WAYS:
+        raise ValueError(f'compression {way!r} is not known; use "zstd", "lz4" or None')
 
 
 def folder_of(records: _C.Records) -> str | None:
@@ -86,6 +106,33 @@ def remove(folder: str) -> None:
     """Who still uses it goes on with the files that it has open, and without those that it has
     not."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_temporary(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, _TEMPORARY))
+
+
+def remove_if_unused(folder: str) -> None:
+    """Of a level that is temporary: what is left of it. Who uses it still will do so."""
+    with contextlib.suppress(OSError, RuntimeError, ValueError):
+        _C.remove_disk(os.fsencode(folder), False)
+
+
+def about(folder: str) -> str:
+    """What a level was made for, as far as anybody left word."""
+    with contextlib.suppress(OSError):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(os.path.join(folder, _ABOUT), flags)
+        with open(fd, "rb") as file:
+            return file.read(_MOST_ABOUT).decode("utf-8", "replace")
+    return ""
+
+
+def _remove_left_over(path: str) -> None:
+    """Temporary levels whose processes were all killed."""
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        for folder in [entry.path for entry in entries if is_temporary(entry.path)]:
+            remove_if_unused(folder)
 
 
 def _keys(key: Callable[[int], Any], length: int) -> bytes:
@@ -123,28 +170,29 @@ def _others(folder: str) -> Iterator[str]:
                 yield entry.path
 
 
-def _answer_change(other: str, on_change: str, about: str) -> None:
+def _answer_change(other: str, on_change: str, ours: str) -> None:
     if on_change == "clear":
         remove(other)
         return
-    theirs = ""
-    with contextlib.suppress(OSError, UnicodeDecodeError), open(os.path.join(other, _ABOUT)) as it:
-        theirs = it.read()
-    differing = what_differs("\n".join(about.split("\n")[2:]), theirs)
+    differing = what_differs("\n".join(ours.split("\n")[2:]), about(other))
     raise ValueError(
         f"fingerprint: {other} was made for other data{differing}; use another name or disk_path, "
         'or on_change="clear" to remove it'
     )
 
 
-def _note(folder: str, about: str) -> None:
+def _note(folder: str, text: str) -> None:
     path = os.path.join(folder, _ABOUT)
     with contextlib.suppress(OSError):  # it helps people, and nothing else
         if not os.path.exists(path):
             made = f"{path}.{os.getpid()}"
-            with open(made, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-                file.write(about)
+            _write(made, text)
             os.rename(made, path)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        file.write(text)
 
 
 def free_on_disk(path: str) -> int:

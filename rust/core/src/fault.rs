@@ -93,6 +93,8 @@ pub(crate) enum Fault {
     TrustTiers,
     /// Let records that ask for pickle travel.
     PicklesTravel,
+    /// Take classes from below that nobody of this node has stored.
+    TrustClasses,
     /// Keep the claims of samples that nobody filled.
     KeepClaims,
     /// Look for records where a head says that one is, whatever the index says.
@@ -127,6 +129,7 @@ pub(crate) const fn active(_fault: Fault) -> bool {
 /// that the test chooses. Elsewhere nothing.
 #[cfg(test)]
 pub(crate) fn reached(place: &'static str) {
+    meeting::die_if_told(place);
     meeting::AT.with_borrow_mut(|act| act.iter_mut().for_each(|act| act(place)));
 }
 
@@ -138,11 +141,33 @@ pub(crate) const fn reached(_place: &'static str) {}
 #[cfg(test)]
 pub(crate) mod meeting {
     use std::cell::RefCell;
+    use std::sync::Mutex;
 
     type Act = Box<dyn FnMut(&'static str)>;
 
     thread_local! {
         pub(super) static AT: RefCell<Option<Act>> = const { RefCell::new(None) };
+    }
+
+    /// Where this process dies, whichever of its threads comes by, and how often it passes before.
+    static DEATH: Mutex<Option<(&'static str, u32)>> = Mutex::new(None);
+
+    /// From now on this process is killed when it comes there once more than so often.
+    pub(crate) fn die_at(place: &'static str, passing: u32) {
+        *DEATH.lock().unwrap() = Some((place, passing));
+    }
+
+    pub(super) fn die_if_told(place: &str) {
+        match &mut *DEATH.lock().unwrap() {
+            Some((there, passing)) if *there == place => match passing.checked_sub(1) {
+                Some(less) => *passing = less,
+                None => {
+                    let me = rustix::process::getpid();
+                    let _dead = rustix::process::kill_process(me, rustix::process::Signal::KILL);
+                }
+            },
+            _ => {}
+        }
     }
 
     /// From now on this thread calls `act` wherever it comes by.
@@ -236,6 +261,14 @@ mod controls {
     }
 
     #[test]
+    fn believing_names_of_classes_is_caught() {
+        is_caught(
+            Fault::TrustClasses,
+            &["tiers::tests::ways::classes_come_up_once_somebody_has_stored_such_a_sample"],
+        );
+    }
+
+    #[test]
     fn keeping_what_nobody_filled_is_caught() {
         is_caught(Fault::KeepClaims, &["tiers::tests::ways::what_was_not_filled_is_given_back"]);
     }
@@ -254,6 +287,11 @@ mod controls {
             Fault::EmptyInVain,
             &["disk::tests::where_no_file_can_be_made_what_is_there_stays"],
         );
+    }
+
+    #[test]
+    fn noting_a_record_before_it_is_written_is_caught() {
+        is_caught(Fault::LogFirst, &["disk::tests::a_kill_at_any_place_leaves_nothing_torn"]);
     }
 
     #[test]

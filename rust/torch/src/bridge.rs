@@ -7,6 +7,9 @@ use crate::batches::{
     drop_batch, give_back_batches, new_batch, receive_batch, send_batch, take_batch,
 };
 pub use crate::disk::FetchedRecords;
+pub use crate::disk_folder::{
+    DiskCheck, check_disk, inspect_disk, remove_disk, tidy_disk, try_compression,
+};
 pub use crate::files::Files;
 use crate::files::open_files;
 pub use crate::handle::{Handle, Pin};
@@ -125,6 +128,37 @@ pub mod ffi {
         keys: Vec<u64>,
         /// The number of a table that has the keys already; 0: none.
         table: u64,
+        /// "none", "zstd" or "lz4".
+        compression: String,
+    }
+
+    /// What packing a record does.
+    struct PackTrial {
+        /// Bytes that it takes then.
+        bytes: u64,
+        pack_nanos: u64,
+        unpack_nanos: u64,
+    }
+
+    /// The folder of a disk level, as `stocache::disk::Inspected` says it.
+    struct DiskFolder {
+        /// False: it is none, and nothing else here counts.
+        is_one: bool,
+        user: u32,
+        fingerprint: String,
+        samples: u64,
+        keyed: bool,
+        records: u64,
+        bytes: u64,
+        in_use: bool,
+        used_at: i64,
+        trouble: String,
+    }
+
+    /// What a step of a check found.
+    struct Checked {
+        records: u64,
+        damaged: u64,
     }
 
     struct DiskStats {
@@ -539,10 +573,28 @@ pub mod ffi {
         fn is_below(self: &Records, i: i64) -> bool;
         /// Whether every sample is in some level of this node.
         fn is_complete(self: &Records) -> Result<bool>;
+        /// Begins to read these samples from levels below.
+        fn prefetch(self: &Records, indices: &[i64]) -> Result<()>;
         /// Whether what was given to levels below is where it belongs.
         fn flush(self: &Records, nanos: u64) -> bool;
         /// What people should know of levels below, once.
         fn news_below(self: &Records) -> String;
+    }
+
+    extern "Rust" {
+        /// The records of a disk level, checked one after the other.
+        type DiskCheck;
+
+        fn inspect_disk(path: &[u8]) -> Result<DiskFolder>;
+        fn remove_disk(path: &[u8], force: bool) -> Result<()>;
+        /// Removes what killed processes left in it: the names that went.
+        fn tidy_disk(path: &[u8]) -> Result<Vec<String>>;
+        fn check_disk(path: &[u8]) -> Result<Box<DiskCheck>>;
+        /// How many there are.
+        fn records(self: &DiskCheck) -> u64;
+        /// Some more; none: that was all.
+        fn step(self: &mut DiskCheck) -> Result<Checked>;
+        fn try_compression(way: &str, record: &[u8]) -> Result<PackTrial>;
     }
 
     extern "Rust" {

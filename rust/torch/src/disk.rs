@@ -2,9 +2,10 @@
 #![allow(unsafe_code)] // records are handed out as addresses
 
 use crate::bridge::ffi;
+use crate::disk_folder::compression;
 use crate::guard::{Crossing, calm, guard};
 use crate::handle::{argument, hashed};
-use crate::records::Records;
+use crate::records::{Below, Records};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -42,6 +43,7 @@ impl Records {
     pub fn open_disk(&self, options: &ffi::DiskOptions) -> Result<()> {
         guard(|| {
             let store = self.store();
+            let compression = compression(&options.compression)?;
             let keys: Arc<[u128]> = options
                 .keys
                 .chunks_exact(2)
@@ -60,9 +62,9 @@ impl Records {
                 },
             };
             let disk = DiskStore::open(&options)?;
-            let below = Box::new(Disk(Arc::clone(&disk)));
+            let below = Box::new(Disk::new(Arc::clone(&disk), compression));
             let levels = Levels::new(Arc::clone(store), vec![below]);
-            if !self.put_below(levels, disk) {
+            if !self.put_below(Below { levels, disk, compression }) {
                 return Err(argument("a level below is open already".to_string()));
             }
             Ok(())
@@ -78,6 +80,7 @@ impl Records {
                     fingerprint: String::new(),
                     keys: Vec::new(),
                     table: 0,
+                    compression: String::new(),
                 });
             };
             let options = disk.options();
@@ -87,6 +90,7 @@ impl Records {
                 fingerprint: format!("{:032x}", options.fingerprint),
                 keys: Vec::new(),
                 table: if let Keys::OfTable(table) = options.keys { table } else { 0 },
+                compression: self.compression().name().to_string(),
             })
         })
     }
@@ -122,6 +126,15 @@ impl Records {
 
     pub fn is_complete(&self) -> Result<bool> {
         guard(|| Ok(self.levels().is_complete()))
+    }
+
+    pub fn prefetch(&self, indices: &[i64]) -> Result<()> {
+        guard(|| {
+            let indices: Vec<usize> =
+                indices.iter().filter_map(|&i| self.store().index(i)).collect();
+            self.levels().prefetch(&indices);
+            Ok(())
+        })
     }
 
     pub fn flush(&self, nanos: u64) -> bool {

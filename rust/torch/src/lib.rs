@@ -8,6 +8,7 @@ mod acquiring;
 mod batches;
 mod bridge;
 mod disk;
+mod disk_folder;
 mod files;
 mod guard;
 mod handle;

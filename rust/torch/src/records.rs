@@ -9,7 +9,7 @@ use crate::handle::{
 };
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use stocache::disk::DiskStore;
+use stocache::disk::{Compression, DiskStore};
 use stocache::records::INLINE;
 use stocache::tiers::Levels;
 use stocache::{Geometry, Opened, Record, RecordStore, RecordsGeometry, Request, random_name};
@@ -21,8 +21,15 @@ pub struct Records {
     /// Memory alone.
     memory: Arc<Levels>,
     /// With the level below, once there is one: others may be using what was there before.
-    with_disk: OnceLock<(Arc<Levels>, Arc<DiskStore>)>,
+    with_disk: OnceLock<Below>,
     opened: Opened,
+}
+
+/// Memory with a level below it, and that level.
+pub(crate) struct Below {
+    pub(crate) levels: Arc<Levels>,
+    pub(crate) disk: Arc<DiskStore>,
+    pub(crate) compression: Compression,
 }
 
 /// The least memory that a store for so many samples takes.
@@ -79,17 +86,22 @@ impl Records {
 
     /// The store and what is below it.
     pub fn levels(&self) -> &Arc<Levels> {
-        self.with_disk.get().map_or(&self.memory, |(levels, _)| levels)
+        self.with_disk.get().map_or(&self.memory, |below| &below.levels)
     }
 
     /// The level below it.
     pub(crate) fn disk(&self) -> Option<&Arc<DiskStore>> {
-        self.with_disk.get().map(|(_, disk)| disk)
+        self.with_disk.get().map(|below| &below.disk)
+    }
+
+    /// How records are packed there.
+    pub(crate) fn compression(&self) -> Compression {
+        self.with_disk.get().map(|below| below.compression).unwrap_or_default()
     }
 
     /// From now on, with these levels; false if there is a level below already.
-    pub(crate) fn put_below(&self, levels: Arc<Levels>, disk: Arc<DiskStore>) -> bool {
-        self.with_disk.set((levels, disk)).is_ok()
+    pub(crate) fn put_below(&self, below: Below) -> bool {
+        self.with_disk.set(below).is_ok()
     }
 
     /// Where the record of sample `i` is.
@@ -197,5 +209,11 @@ impl Records {
             pid: location.pid,
             fd: location.fd,
         })
+    }
+}
+
+impl Drop for Records {
+    fn drop(&mut self) {
+        calm((), || self.levels().end_prefetch()); // what is on its way keeps the levels
     }
 }

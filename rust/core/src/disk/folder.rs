@@ -22,13 +22,14 @@
 
 use crate::bytes::Bytes;
 use crate::error::{Error, Kind, Result};
-use crate::fault::{Fault, active as broken};
+use crate::fault::{Fault, active as broken, reached};
 use crate::sys::private_file::{
     check_folder, check_private, open_private, private_folder, read_header, write_all,
 };
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -181,6 +182,7 @@ impl Folder {
         let named = write_all(file.as_fd(), &header.encode(), 0)
             .and_then(|()| rustix::fs::fsync(&file))
             .and_then(|()| {
+                reached("disk: header written");
                 let to = path.join("store");
                 match rustix::fs::renameat_with(CWD, &made, CWD, &to, RenameFlags::NOREPLACE) {
                     // Some file systems have only links for this.
@@ -207,20 +209,35 @@ impl Folder {
     pub(super) fn files(&self) -> Vec<(u64, u32, bool)> {
         let Ok(entries) = std::fs::read_dir(&self.path) else { return Vec::new() };
         let named = |entry: std::io::Result<std::fs::DirEntry>| {
-            let name = entry.ok()?.file_name().into_string().ok()?;
-            let (stem, ending) = name.split_once('.')?;
-            let (region, generation) = stem.split_once('-')?;
-            let log = match ending {
-                "dat" => false,
-                "log" => true,
-                _ => return None,
-            };
-            let right = region.len() == 3 && generation.len() == 8;
-            right.then_some(())?;
-            let generation = u32::from_str_radix(generation, 16).ok().filter(|&g| g > 0)?;
-            Some((region.parse().ok()?, generation, log))
+            region_of(&entry.ok()?.file_name().into_string().ok()?)
         };
         entries.filter_map(named).collect()
+    }
+
+    /// Of each of so many regions, the newest generation that has both files, the oldest first; and all others
+    /// that are there.
+    pub(super) fn generations(&self, regions: u64) -> (Vec<(u64, u32)>, Vec<(u64, u32)>) {
+        let mut there: BTreeMap<(u64, u32), u8> = BTreeMap::new();
+        for (region, generation, log) in self.files() {
+            *there.entry((region, generation)).or_default() |= if log { 1 } else { 2 };
+        }
+        let mut newest: BTreeMap<u64, u32> = BTreeMap::new();
+        for (&(region, generation), &files) in &there {
+            if files == 3 && region < regions {
+                newest.insert(region, generation); // ascending: the last is the newest
+            }
+        }
+        let counts = |of: &(u64, u32)| newest.get(&of.0) == Some(&of.1);
+        let (mut newest, rest): (Vec<_>, Vec<_>) = there.keys().copied().partition(counts);
+        newest.sort_by_cached_key(|&(region, generation)| {
+            std::fs::metadata(self.log(region, generation)).and_then(|log| log.modified()).ok()
+        });
+        (newest, rest)
+    }
+
+    pub(super) fn open_log(&self, region: u64, generation: u32) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        rustix::fs::openat(CWD, self.log(region, generation), flags, Mode::empty())
     }
 
     /// Removes the files of a region in that generation, and their room: also from who has one open, which
@@ -232,8 +249,24 @@ impl Folder {
         if !broken(Fault::RemoveUncut) {
             let _gone_already = rustix::fs::openat(CWD, &data, flags, Mode::empty());
         }
+        reached("disk: file cut");
         let _gone_already = rustix::fs::unlink(&data);
     }
+}
+
+/// What the name of a region's file says: region, generation, whether it is the log.
+pub(super) fn region_of(name: &str) -> Option<(u64, u32, bool)> {
+    let (stem, ending) = name.split_once('.')?;
+    let (region, generation) = stem.split_once('-')?;
+    let log = match ending {
+        "dat" => false,
+        "log" => true,
+        _ => return None,
+    };
+    let right = region.len() == 3 && generation.len() == 8;
+    right.then_some(())?;
+    let generation = u32::from_str_radix(generation, 16).ok().filter(|&g| g > 0)?;
+    Some((region.parse().ok()?, generation, log))
 }
 
 /// The name of the network file system that this is on; `None` if it is on none that is known.

@@ -5,10 +5,11 @@
 //! when they came; the one that writes next first reads what there is by then (recall.rs). Which table writes is noted in the file `lock`; that its processes live says a lock on
 //! the byte of its number, which they share.
 
+use crate::fault::reached;
 use crate::sys::ofd::{is_locked, lock_byte, share_byte, try_unlock_byte};
 use crate::sys::private_file::{open_private, write_all};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -32,7 +33,16 @@ impl Member {
         let (file, writable) = open(folder)?;
         let id = (instance as u64 >> 3).max(1); // an offset in a file is at most 2^63
         share_byte(&file, id)?;
-        Ok(Self { file, id, writable })
+        let member = Self { file, id, writable };
+        member.note_use();
+        Ok(member)
+    }
+
+    /// The time of change of the file `lock` is when the folder was used last.
+    fn note_use(&self) {
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let times = Timestamps { last_access: now, last_modification: now };
+        let _cannot_be_written = rustix::fs::futimens(&self.file, &times);
     }
 
     /// Whether this table is the one that writes; it becomes so if no other is.
@@ -54,6 +64,7 @@ impl Member {
             }
             _ => false,
         };
+        reached("disk: writer chosen");
         try_unlock_byte(choosing.as_raw_fd(), CHOOSING);
         ours
     }
@@ -64,6 +75,12 @@ impl Member {
             8 => Ok(u64::from_le_bytes(id)),
             _ => Ok(0),
         }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.note_use();
     }
 }
 

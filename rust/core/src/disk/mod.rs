@@ -2,6 +2,7 @@
 //!
 //! | module | role |
 //! | --- | --- |
+//! | `inspect` | a folder as people see it who use none |
 //! | `records` | single records: found, read, taken to be written |
 //! | `recall` | what earlier jobs left, read from the logs |
 //! | `stats` | what it holds and did |
@@ -11,12 +12,15 @@
 //! | `files` | the files of regions, as this process has them open |
 //! | `members` | who uses a folder |
 //! | `folder` | whose it is, what it is for, the names in it |
+//! | `compression` | records made smaller |
 //! | `schemas` | what records are made of |
 //! | `log` | which records lie in a file |
 
 mod behind;
+pub(crate) mod compression;
 mod files;
 mod folder;
+mod inspect;
 mod log;
 mod members;
 mod recall;
@@ -28,5 +32,7 @@ mod store;
 mod tests;
 mod write;
 
+pub use compression::Compression;
+pub use inspect::{Check, Checked, Inspected, inspect, remove, tidy};
 pub use stats::DiskStats;
 pub use store::{DiskOptions, DiskStore, Keys};

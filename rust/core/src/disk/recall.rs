@@ -4,12 +4,11 @@
 use super::log;
 use super::store::DiskStore;
 use crate::error::{Error, Kind, Result};
-use crate::fault::{Fault, active as broken};
+use crate::fault::{Fault, active as broken, reached};
 use crate::space::pack;
 use crate::sys::pages::PAGE;
-use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{CWD, Mode, OFlags};
-use std::collections::{BTreeMap, HashMap};
+use rustix::fd::AsFd;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -122,36 +121,20 @@ impl DiskStore {
         for (region, generation, used, logged) in recalled {
             space.restore(region, generation, used, logged, records[region as usize]);
         }
+        reached("disk: logs read");
         space.activate(active.map(|(_, region)| region));
         space.set_ready(writes);
     }
 
-    /// Of each region, the newest generation that has both files, the oldest first; what else there is goes, if
-    /// this table writes.
+    /// The generation of each region that counts, the oldest first; what else there is goes, if this table
+    /// writes.
     fn newest(&self, writes: bool) -> Vec<(u64, u32)> {
-        let mut there: BTreeMap<(u64, u32), u8> = BTreeMap::new();
-        for (region, generation, log) in self.folder.files() {
-            *there.entry((region, generation)).or_default() |= if log { 1 } else { 2 };
-        }
-        let mut newest: BTreeMap<u64, u32> = BTreeMap::new();
-        for (&(region, generation), &files) in &there {
-            if files == 3 && region < self.geometry().regions {
-                newest.insert(region, generation); // ascending: the last is the newest
-            }
-        }
+        let (newest, rest) = self.folder.generations(self.geometry().regions);
         if writes {
-            for &(region, generation) in there.keys() {
-                if newest.get(&region) != Some(&generation) {
-                    self.folder.remove(region, generation);
-                }
-            }
+            rest.into_iter()
+                .for_each(|(region, generation)| self.folder.remove(region, generation));
         }
-        let mut found: Vec<(u64, u32)> = newest.into_iter().collect();
-        found.sort_by_cached_key(|&(region, generation)| {
-            let changed = std::fs::metadata(self.folder.log(region, generation));
-            changed.and_then(|it| it.modified()).ok()
-        });
-        found
+        newest
     }
 
     /// Tells the table of the records of a region; where they end, and how many places its log has.
@@ -183,14 +166,11 @@ impl DiskStore {
                 space.publish(i, words);
             }
         };
-        let logged = open_log(self, region, generation)
+        let logged = self
+            .folder
+            .open_log(region, generation)
             .and_then(|file| log::read(file.as_fd(), seed, &mut each))
             .unwrap_or_default();
         (used, logged.places)
     }
-}
-
-fn open_log(store: &DiskStore, region: u64, generation: u32) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    rustix::fs::openat(CWD, store.folder.log(region, generation), flags, Mode::empty())
 }

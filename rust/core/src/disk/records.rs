@@ -4,7 +4,7 @@ use super::behind::Behind;
 use super::log::LONGEST;
 use super::schemas;
 use super::store::DiskStore;
-use crate::fault::{Fault, active as broken};
+use crate::fault::{Fault, active as broken, reached};
 use crate::segment::claim::{self, is_claimed, lease_of};
 use crate::segment::counters::Count;
 use crate::space::Record;
@@ -111,9 +111,19 @@ impl DiskStore {
         }
         if space.find(i) == Some(found.record) {
             space.withdraw(i);
+            reached("disk: withdrawn");
             space.uncount_record(found.record.region.into(), found.record.generation);
         }
         space.slots().abandon(i, lease);
+    }
+
+    /// Whether a record is there, or cannot be taken now; nothing if it is to be put.
+    pub(crate) fn is_settled(&self, i: usize) -> Option<bool> {
+        let space = self.space();
+        if space.find(i).is_some() {
+            return Some(true);
+        }
+        (space.is_full() || self.is_resting() || !self.writes()).then_some(false)
     }
 
     /// Takes a sealed record to be written; whether it is, or will be.
@@ -124,16 +134,13 @@ impl DiskStore {
         parts: &[IoSlice<'_>],
         deadline: Instant,
     ) -> bool {
-        let space = self.space();
-        if space.find(i).is_some() {
-            return true;
+        if let Some(settled) = self.is_settled(i) {
+            return settled;
         }
+        let space = self.space();
         let len = head.len() as u64 + parts.iter().map(|part| part.len() as u64).sum::<u64>();
         if len > LONGEST || len > self.geometry().region_bytes {
             space.counters().add(Count::TooLarge, 1);
-            return false;
-        }
-        if space.is_full() || self.is_resting() || !self.writes() {
             return false;
         }
         let Some(lease) = space.lease() else { return false };

@@ -1,6 +1,6 @@
 //! What a disk store promises.
 
-use super::{DiskOptions, DiskStore, Keys};
+use super::{Check, DiskOptions, DiskStore, Keys, inspect, remove, tidy};
 use crate::fault::meeting;
 use crate::records::portable::{self, HEAD, Head};
 use crate::space::{Firm, Ground};
@@ -598,4 +598,277 @@ fn who_cannot_read_the_logs_does_not_wait_for_long() {
     let error = store.inform(None).unwrap_err().to_string();
     assert!(error.contains("too many processes use the disk level in"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(20));
+}
+
+/// What a check of all records finds: how many, and how many are damaged.
+fn checked(path: &Path) -> (u64, u64) {
+    let mut check = Check::begin(path).unwrap();
+    let (mut records, mut damaged) = (0, 0);
+    loop {
+        let step = check.step().unwrap();
+        if step.records == 0 {
+            break;
+        }
+        (records, damaged) = (records + step.records, damaged + step.damaged);
+    }
+    assert_eq!(records, check.records());
+    (records, damaged)
+}
+
+fn files_of(folder: &Temporary, end: &str) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(&folder.0).unwrap().map(|file| file.unwrap().path());
+    files.filter(|path| path.to_string_lossy().ends_with(end)).collect()
+}
+
+#[test]
+fn a_look_tells_what_there_is_and_changes_nothing() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 16 << 20, false);
+    fill(&store, 0..300);
+    let found = inspect(&folder.0).unwrap();
+    assert_eq!((found.records, found.samples, found.keyed), (300, SAMPLES, false));
+    assert_eq!((found.fingerprint, found.in_use), (FINGERPRINT, true));
+    assert!(found.bytes > 300 << 10 && found.used_at > 0 && found.trouble.is_empty());
+    assert_eq!(checked(&folder.0), (300, 0), "also while it is used");
+    drop(store);
+    assert!(!inspect(&folder.0).unwrap().in_use);
+    assert_eq!((count(&open(&folder.0, 16 << 20, false)), checked(&folder.0)), (300, (300, 0)));
+    let other = Temporary::new();
+    assert!(inspect(&other.0).is_none());
+    std::fs::create_dir(&other.0).unwrap();
+    std::fs::write(other.0.join("notes"), "").unwrap();
+    assert!(inspect(&other.0).is_none());
+    let error = remove(&other.0, true).unwrap_err().to_string();
+    assert!(error.contains("it is not the folder of a disk level"), "{error}");
+}
+
+#[test]
+fn a_check_reads_every_record_and_counts_the_damaged() {
+    let folder = Temporary::new();
+    fill(&open(&folder.0, 16 << 20, false), 1..301);
+    let data = &files_of(&folder, ".dat")[0];
+    let mut bytes = std::fs::read(data).unwrap();
+    let heads: Vec<usize> =
+        (0..bytes.len() - 4).step_by(64).filter(|&at| &bytes[at..at + 4] == b"stor").collect();
+    assert_eq!(heads.len(), 300);
+    heads.iter().step_by(10).for_each(|&at| bytes[at + 20] ^= 1);
+    std::fs::write(data, &bytes).unwrap();
+    assert_eq!(checked(&folder.0), (300, 30));
+    // Of what the log does not tell any more nobody knows; of what it tells wrongly, everybody.
+    let log = &files_of(&folder, ".log")[0];
+    let mut entries = std::fs::read(log).unwrap();
+    (0..5).for_each(|k| entries[24 * (7 + k) + 3] ^= 8);
+    std::fs::write(log, &entries).unwrap();
+    let (records, damaged) = checked(&folder.0);
+    assert_eq!(records, 300);
+    assert!((34..=35).contains(&damaged), "{damaged}");
+    std::fs::write(data, &bytes[..bytes.len() / 64]).unwrap();
+    assert!(checked(&folder.0).1 > 200, "a file that was cut");
+}
+
+#[test]
+fn a_check_knows_records_by_their_keys() {
+    let folder = Temporary::new();
+    let keys: Arc<[u128]> = (0..SAMPLES).map(|i| u128::from(i) << 70 | u128::from(i)).collect();
+    let keyed = DiskOptions { keys: Keys::Of(keys), ..options(&folder.0, 16 << 20, false) };
+    fill(&DiskStore::open(&keyed).unwrap(), 0..100);
+    assert_eq!(checked(&folder.0), (100, 0));
+    assert!(inspect(&folder.0).unwrap().keyed);
+}
+
+#[test]
+fn what_is_in_use_or_not_ours_is_not_removed() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 16 << 20, false);
+    fill(&store, 0..50);
+    let error = remove(&folder.0, false).unwrap_err().to_string();
+    assert!(error.contains("is in use; end its processes first, or use --force"), "{error}");
+    let theirs = folder.0.join("notes.txt");
+    std::fs::write(&theirs, "mine").unwrap();
+    let error = remove(&folder.0, true).unwrap_err().to_string();
+    assert!(error.contains("it holds \"notes.txt\", which is not stocache's"), "{error}");
+    assert_eq!(count(&store), 50);
+    std::fs::remove_file(theirs).unwrap();
+    let link = Temporary::new();
+    std::os::unix::fs::symlink(&folder.0, &link.0).unwrap();
+    assert!(remove(&link.0, true).is_err(), "a link leads anywhere");
+    std::fs::remove_file(&link.0).unwrap();
+    remove(&folder.0, true).unwrap();
+    assert!(!folder.0.exists());
+    drop(store);
+    // A store of a newer format is removed by who asks for it by name.
+    drop(open(&folder.0, 1 << 20, false));
+    let header = folder.0.join("store");
+    let mut bytes = std::fs::read(&header).unwrap();
+    bytes[8] = 9;
+    std::fs::write(&header, bytes).unwrap();
+    assert!(inspect(&folder.0).unwrap().trouble.contains("it has format 9"));
+    remove(&folder.0, false).unwrap();
+    assert!(!folder.0.exists());
+}
+
+#[test]
+fn what_the_killed_left_goes_and_nothing_else() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 16 << 20, false);
+    fill(&store, 0..50);
+    let left = ["store.00000000000000ff", "about.123", "007-00000001.dat", "000-00000099.log"];
+    left.iter().for_each(|name| std::fs::write(folder.0.join(name), "x").unwrap());
+    assert_eq!(tidy(&folder.0).unwrap(), [""; 0], "it is in use");
+    drop(store);
+    assert_eq!(tidy(&folder.0).unwrap().len(), 4);
+    assert!(left.iter().all(|name| !folder.0.join(name).exists()));
+    assert_eq!(tidy(&folder.0).unwrap(), [""; 0]);
+    assert_eq!(count(&open(&folder.0, 16 << 20, false)), 50);
+    // One that was never a store.
+    std::fs::remove_file(folder.0.join("store")).unwrap();
+    assert_eq!(tidy(&folder.0).unwrap(), [""]);
+    assert!(!folder.0.exists());
+}
+
+/// Everywhere between two steps of a process that uses a store.
+const PLACES: [&str; 13] = [
+    "disk: header written",
+    "disk: writer chosen",
+    "disk: logs read",
+    "regions: active",
+    "disk: file made",
+    "disk: allocated",
+    "disk: reserved",
+    "disk: written",
+    "disk: logged",
+    "disk: announced",
+    "disk: withdrawn",
+    "disk: file cut",
+    "regions: raised",
+];
+
+/// Uses a store for a while, in all ways; in a child, which may be killed meanwhile.
+fn use_it(path: &Path, seed: usize) {
+    let store = open(path, 1 << 20, true);
+    for round in 0..60 {
+        let some = (0..12).map(|k| (seed * 131 + round * 17 + k * 29) % SAMPLES as usize);
+        fill(&store, some.clone());
+        for i in some.take(2) {
+            if let Some(found) = store.find(i, soon()) {
+                store.forget(i, &found);
+            }
+        }
+        if round % 20 == 19 {
+            store.clear().unwrap();
+        }
+    }
+}
+
+/// Runs `act` in a child; whether it was killed. Whatever else goes wrong there goes wrong here.
+fn is_killed(act: impl FnOnce()) -> bool {
+    #[allow(unsafe_code)] // the child ends without a return to the test
+    // SAFETY: as said.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
+        #[allow(unsafe_code)]
+        // SAFETY: ends the child at once.
+        unsafe {
+            libc::_exit(i32::from(good.is_err()))
+        };
+    }
+    let mut status = -1;
+    #[allow(unsafe_code)]
+    // SAFETY: our child, and a status of our own.
+    unsafe {
+        assert_eq!(libc::waitpid(pid, &mut status, 0), pid)
+    };
+    assert!(status == 0 || libc::WIFSIGNALED(status), "a child ended with status {status}");
+    status != 0
+}
+
+/// P14: at every place × 100 with STOCACHE_LONG.
+#[test]
+fn a_kill_at_any_place_leaves_nothing_torn() {
+    let times = if std::env::var_os("STOCACHE_LONG").is_some() { 100 } else { 4 };
+    let folder = Temporary::new();
+    for place in PLACES {
+        let mut kills = 0;
+        for time in 0..times {
+            if place == "disk: header written" {
+                let _none_yet = std::fs::remove_dir_all(&folder.0);
+            }
+            kills += usize::from(is_killed(|| {
+                meeting::die_at(place, if time == 0 { 0 } else { (time * 7 % 40) as u32 });
+                use_it(&folder.0, time);
+            }));
+            let store = open(&folder.0, 1 << 20, true);
+            count(&store); // what is there is right
+            assert_eq!(checked(&folder.0).1, 0, "{place}: what the log says is not there");
+            let room: u64 =
+                files_of(&folder, ".dat").iter().map(|it| it.metadata().unwrap().len()).sum();
+            assert!(room <= 1 << 20, "{place}: {room} bytes");
+            assert_eq!((fill(&store, 0..9), store.stats().errors), (9, 0), "{place}");
+            assert!((0..9).all(|i| get(&store, i).is_some()), "{place}");
+            drop(store);
+            assert_eq!(
+                tidy(&folder.0).unwrap().iter().filter(|name| name.contains('-')).count(),
+                0
+            );
+        }
+        assert!(kills > 0, "nobody came by {place}");
+    }
+}
+
+/// P13: 10,000 records, each damaged in one of the ways that disks have.
+#[test]
+fn ten_thousand_damaged_records_are_misses() {
+    let folder = Temporary::new();
+    let each = 40;
+    let samples = 10_000u64;
+    let options = DiskOptions { dataset_len: samples, ..options(&folder.0, 64 << 20, false) };
+    let bytes = |i: usize| -> Vec<u8> { (0..each).map(|at| (at * 7 + i * 31) as u8).collect() };
+    let store = DiskStore::open(&options).unwrap();
+    for i in 0..samples as usize {
+        let bytes = bytes(i);
+        let parts = [IoSlice::new(&bytes)];
+        let head =
+            Head { key: i as u64, fingerprint: FINGERPRINT, schema: Some(1), len: each as u64 };
+        assert!(store.put(i, &portable::seal(&head, &parts), &parts, soon()));
+    }
+    assert!(store.flush(Duration::from_secs(60)));
+    drop(store);
+    let whole = || {
+        let store = DiskStore::open(&options).unwrap();
+        (0..samples as usize).filter(|&i| get(&store, i).is_some_and(|got| got == bytes(i))).count()
+    };
+    assert_eq!((whole(), checked(&folder.0)), (10_000, (10_000, 0)), "the control");
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move |below: usize| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed as usize % below
+    };
+    let long = HEAD + each;
+    for data in files_of(&folder, ".dat") {
+        let mut file = std::fs::read(&data).unwrap();
+        let heads: Vec<usize> =
+            (0..file.len() - 4).step_by(64).filter(|&at| &file[at..at + 4] == b"stor").collect();
+        for pair in heads.chunks(2) {
+            match (random(4), pair) {
+                (0, &[a, b]) => {
+                    let (one, other) = (file[a..a + long].to_vec(), file[b..b + long].to_vec());
+                    file[a..a + long].copy_from_slice(&other);
+                    file[b..b + long].copy_from_slice(&one);
+                }
+                (1, some) => some.iter().for_each(|&at| file[at + random(HEAD)..at + long].fill(0)),
+                (2, some) => {
+                    some.iter().for_each(|&at| file[at..at + long].fill(random(256) as u8))
+                }
+                (_, some) => {
+                    some.iter().for_each(|&at| file[at + random(long)] ^= 1 << random(8));
+                }
+            }
+        }
+        std::fs::write(&data, file).unwrap();
+    }
+    assert_eq!(checked(&folder.0), (10_000, 10_000));
+    assert_eq!(whole(), 0);
 }

@@ -47,6 +47,7 @@ impl<'a> FileGround<'a> {
         let folder = &self.store.folder;
         for path in [folder.data(r, generation), folder.log(r, generation)] {
             open_private(&path, OFlags::WRONLY | OFlags::EXCL)?;
+            reached("disk: file made");
         }
         Ok(())
     }
@@ -75,7 +76,9 @@ impl Ground for FileGround<'_> {
                 self.store.folder.remove(region, old);
             }
         }
-        self.is_done(self.allocate(r, generation), r, generation)
+        let allocated = self.allocate(r, generation);
+        reached("disk: allocated");
+        self.is_done(allocated, r, generation)
     }
 
     /// A region that was emptied has no file.
@@ -206,6 +209,7 @@ impl DiskStore {
             let words = pack(reserved.at + item.at as u64, item.len as u64, 0, generation);
             space.announce(item.index, words);
             space.count_record(r, generation);
+            reached("disk: announced");
             space.publish(item.index, words);
             space.counters().add(Count::Bytes, item.len as u64);
         }

@@ -3,7 +3,7 @@
 //! ```text
 //!    0  magic        u32   MAGIC
 //!    4  format       u16   FORMAT
-//!    6  flags        u16   INLINE_SCHEMA: the record brings its schema
+//!    6  flags        u16   INLINE_SCHEMA: the record brings its schema; PACKED: how its bytes are packed
 //!    8  key          u64   the number of its sample
 //!   16  length       u64   of the bytes that follow this head
 //!   24  checksum     u64   XXH3 of this head, with zeros here, and of the bytes; seeded with the fingerprint
@@ -27,6 +27,8 @@ pub const FORMAT: u16 = 1;
 pub const HEAD: usize = 64;
 /// The record brings its schema.
 pub const INLINE_SCHEMA: u16 = 1;
+/// What is left of the flags: the way in which the bytes are packed, or zero.
+const PACKED: u16 = 0xff00;
 
 const CHECKSUM: std::ops::Range<usize> = 24..32;
 
@@ -82,6 +84,30 @@ pub fn seal(head: &Head, parts: &[IoSlice<'_>]) -> [u8; HEAD] {
     bytes
 }
 
+/// The head of the same record with its bytes `packed`, in a way whose number is not zero. What
+/// [`open`] and [`check`] see then is none.
+pub fn repack(head: &[u8; HEAD], way: u8, packed: &[u8]) -> [u8; HEAD] {
+    let fingerprint = u128::from_le_bytes(std::array::from_fn(|i| head[32 + i]));
+    let mut bytes = *head;
+    bytes[7] = way; // the upper half of the flags
+    bytes[16..24].copy_from_slice(&(packed.len() as u64).to_le_bytes());
+    bytes[CHECKSUM].fill(0);
+    let sum = checksum(&bytes, fingerprint, std::iter::once(packed));
+    bytes[CHECKSUM].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+/// In which way the bytes of a record say that they are packed; 0 if they are not. Nothing is checked.
+pub fn packed_as(read: &[u8]) -> u8 {
+    if read.len() < HEAD { 0 } else { read[7] }
+}
+
+/// What the head of a packed record of sample `key` says, and its bytes as they are, if that is what was read.
+pub fn open_packed(read: &[u8], key: u64, fingerprint: u128) -> Result<(Head, &[u8]), Damage> {
+    let (head, bytes) = read.split_first_chunk::<HEAD>().ok_or(Damage::Length)?;
+    verify(head, &[IoSlice::new(bytes)], key, fingerprint).map(|(head, _)| (head, bytes))
+}
+
 /// The bytes of the record of sample `key`, if that is what was read.
 pub fn open(read: &[u8], key: u64, fingerprint: u128) -> Result<(Head, &[u8]), Damage> {
     let (head, bytes) = read.split_first_chunk::<HEAD>().ok_or(Damage::Length)?;
@@ -95,17 +121,31 @@ pub fn check(
     key: u64,
     fingerprint: u128,
 ) -> Result<Head, Damage> {
+    match verify(head, parts, key, fingerprint)? {
+        (head, 0) => Ok(head),
+        _packed => Err(Damage::Format),
+    }
+}
+
+/// What the head says, and in which way the bytes are packed.
+fn verify(
+    head: &[u8; HEAD],
+    parts: &[IoSlice<'_>],
+    key: u64,
+    fingerprint: u128,
+) -> Result<(Head, u8), Damage> {
     let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
     let field = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| head[at + i]));
     let wide = |at: usize| u128::from(field(at)) | u128::from(field(at + 8)) << 64;
     let first = field(0);
     if broken(Fault::TrustTiers) {
-        return Ok(Head { key, fingerprint, schema: Some(wide(48)), len });
+        return Ok((Head { key, fingerprint, schema: Some(wide(48)), len }, 0));
     }
     if first as u32 != MAGIC {
         return Err(Damage::Magic);
     }
-    if (first >> 32) as u16 != FORMAT {
+    let flags = (first >> 48) as u16;
+    if (first >> 32) as u16 != FORMAT || flags & !(INLINE_SCHEMA | PACKED) != 0 {
         return Err(Damage::Format);
     }
     if field(16) != len {
@@ -124,9 +164,8 @@ pub fn check(
     if field(8) != key {
         return Err(Damage::Key);
     }
-    let brings_schema = (first >> 48) as u16 == INLINE_SCHEMA;
-    let schema = (!brings_schema).then(|| wide(48));
-    Ok(Head { key, fingerprint, schema, len })
+    let schema = (flags & INLINE_SCHEMA == 0).then(|| wide(48));
+    Ok((Head { key, fingerprint, schema, len }, (flags >> 8) as u8))
 }
 
 fn checksum<'a>(
@@ -217,6 +256,29 @@ mod tests {
             let bit = bit % (8 * whole.len());
             whole[bit / 8] ^= 1 << (bit % 8);
             prop_assert!(open(&whole, key, fingerprint).is_err());
+        }
+
+        #[test]
+        fn a_packed_record_is_opened_as_such_alone(
+            key: u64,
+            fingerprint: u128,
+            schema: Option<u128>,
+            way in 1u8..,
+            packed in proptest::collection::vec(any::<u8>(), 0..100),
+            bit in 0usize..8 * 164,
+        ) {
+            let wanted = head(key, fingerprint, schema, b"what it was before");
+            let before = seal(&wanted, &[IoSlice::new(b"what it was before")]);
+            let mut whole = repack(&before, way, &packed).to_vec();
+            whole.extend_from_slice(&packed);
+            let opened = Head { len: packed.len() as u64, ..wanted };
+            prop_assert_eq!(packed_as(&whole), way);
+            prop_assert_eq!(open_packed(&whole, key, fingerprint), Ok((opened, &packed[..])));
+            prop_assert_eq!(open(&whole, key, fingerprint), Err(Damage::Format));
+            prop_assert!(open_packed(&whole, !key, fingerprint).is_err());
+            let bit = bit % (8 * whole.len());
+            whole[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(open_packed(&whole, key, fingerprint).is_err());
         }
 
         #[test]

@@ -50,6 +50,11 @@ impl RecordStore {
         u16::try_from(number).ok()
     }
 
+    /// All schemas from that number on.
+    pub(crate) fn schemas_from(&self, number: usize) -> impl Iterator<Item = Vec<u8>> + '_ {
+        self.schemas().skip(number)
+    }
+
     fn schemas_used(&self) -> &AtomicU64 {
         &self.mapping().words(self.layout().schemas_at as usize, 1)[0]
     }

@@ -50,6 +50,11 @@ pub(crate) fn is_locked(file: &impl AsRawFd, at: u64) -> bool {
     any_locked(file, at, 1)
 }
 
+/// Whether anybody else has locked any byte of `file`.
+pub(crate) fn is_any_locked(file: &impl AsRawFd) -> bool {
+    any_locked(file, 0, 0) // a length of 0 is all the rest
+}
+
 fn any_locked(file: &impl AsRawFd, start: u64, len: u64) -> bool {
     let mut range = range(libc::F_WRLCK, start, len);
     // SAFETY: the kernel writes into `range`, which outlives the call.

@@ -1,9 +1,11 @@
 //! Files of a near disk as a level.
 
-use super::tier::{Filling, Sealed, Sink, Tier, TierStats};
-use crate::disk::DiskStore;
+use super::tier::{Filling, Lent, Sealed, Sink, Tier, TierStats};
+use crate::disk::compression::{Packed, is_packed, pack};
+use crate::disk::{Compression, DiskStore};
 use crate::error::{Error, Kind, Result};
 use crate::records::portable;
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,11 +13,40 @@ use std::time::{Duration, Instant};
 const SMALL: u64 = 16 << 10;
 
 /// A disk store as a tier.
-pub struct Disk(pub Arc<DiskStore>);
+pub struct Disk {
+    store: Arc<DiskStore>,
+    /// Of what is written from now on; what is there says itself how it is packed.
+    compression: Compression,
+}
+
+impl Disk {
+    /// Records that go there are packed like this.
+    pub fn new(store: Arc<DiskStore>, compression: Compression) -> Self {
+        Self { store, compression }
+    }
+
+    /// Gives a record that was read, unpacked; false if it is not the one that was asked for, and nothing if
+    /// it is not wanted.
+    fn give(&self, lent: Lent, i: usize, sink: &mut dyn Sink) -> Option<bool> {
+        if !is_packed(&lent) {
+            return Some(sink.done(lent));
+        }
+        let (key, fingerprint) = self.store.identity(i);
+        let unpacked = match Packed::open(&lent, key, fingerprint) {
+            None => Some(false),
+            Some(packed) => packed.len().map_or(Some(false), |len| {
+                let mut whole = sink.lend(lent.which(), len, len)?;
+                Some(packed.unpack(&mut whole) && sink.done(whole))
+            }),
+        };
+        sink.take_back(lent);
+        unpacked
+    }
+}
 
 impl Tier for Disk {
     fn get_many(&self, keys: &[u64], sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
-        let store = &*self.0;
+        let store = &*self.store;
         let (mut hits, mut trouble) = (0, None);
         for (which, &key) in keys.iter().enumerate() {
             if Instant::now() >= deadline {
@@ -27,10 +58,10 @@ impl Tier for Disk {
             match store.read(&found, lent.pages()) {
                 Ok(Some(start)) => {
                     lent.lies_at(start);
-                    if sink.done(lent) {
-                        hits += 1;
-                    } else {
-                        store.forget(i, &found);
+                    match self.give(lent, i, sink) {
+                        Some(true) => hits += 1,
+                        Some(false) => store.forget(i, &found),
+                        None => {}
                     }
                 }
                 Ok(None) => store.forget(i, &found),
@@ -55,29 +86,36 @@ impl Tier for Disk {
         deadline: Instant,
     ) -> Result<()> {
         for (record, taken) in records.iter().zip(taken) {
-            let Some(i) = self.0.index(record.key) else { continue };
-            *taken = self.0.put(i, &record.head, record.parts, deadline);
+            let Some(i) = self.store.index(record.key) else { continue };
+            *taken = self.store.is_settled(i).unwrap_or_else(|| {
+                match pack(self.compression, &record.head, record.parts) {
+                    Some((head, bytes)) => {
+                        self.store.put(i, &head, &[IoSlice::new(&bytes)], deadline)
+                    }
+                    None => self.store.put(i, &record.head, record.parts, deadline),
+                }
+            });
         }
         Ok(())
     }
 
     fn schema(&self, hash: u128, _: Instant) -> Result<Option<Vec<u8>>> {
-        Ok(self.0.schemas().into_iter().find(|schema| portable::schema_hash(schema) == hash))
+        Ok(self.store.schemas().into_iter().find(|schema| portable::schema_hash(schema) == hash))
     }
 
     fn put_schema(&self, hash: u128, schema: &[u8], _: Instant) -> Result<()> {
         let known = |schema: &Vec<u8>| portable::schema_hash(schema) == hash;
-        if self.0.schemas().iter().any(known) {
+        if self.store.schemas().iter().any(known) {
             return Ok(());
         }
-        self.0.add_schema(schema).map_err(|errno| {
-            let message = format!("cannot write to {}: {errno}", self.0.path().display());
+        self.store.add_schema(schema).map_err(|errno| {
+            let message = format!("cannot write to {}: {errno}", self.store.path().display());
             Error::new(Kind::System, message)
         })
     }
 
     fn stats(&self) -> TierStats {
-        let stats = self.0.stats();
+        let stats = self.store.stats();
         TierStats {
             hits: stats.hits,
             misses: stats.misses,
@@ -91,37 +129,37 @@ impl Tier for Disk {
     }
 
     fn filling(&self) -> Option<Filling> {
-        let space = self.0.space();
+        let space = self.store.space();
         Some(Filling {
             records: space.about_filled(),
             bytes: space.used_bytes(),
-            capacity: self.0.budget(),
+            capacity: self.store.budget(),
         })
     }
 
     fn has(&self, key: u64) -> Option<bool> {
-        Some(self.0.index(key).is_some_and(|i| self.0.has(i)))
+        Some(self.store.index(key).is_some_and(|i| self.store.has(i)))
     }
 
     fn identity(&self, key: u64) -> Option<(u64, u128)> {
-        self.0.index(key).map(|i| self.0.identity(i))
+        self.store.index(key).map(|i| self.store.identity(i))
     }
 
     fn readers(&self) -> usize {
-        let space = self.0.space();
+        let space = self.store.space();
         let small = space.used_bytes() < SMALL * space.about_filled();
         if small { 8 } else { 4 }
     }
 
     fn clear(&self) -> Result<()> {
-        self.0.clear()
+        self.store.clear()
     }
 
     fn flush(&self, patience: Duration) -> bool {
-        self.0.flush(patience)
+        self.store.flush(patience)
     }
 
     fn news(&self) -> Option<String> {
-        self.0.news()
+        self.store.news()
     }
 }

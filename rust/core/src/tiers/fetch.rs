@@ -26,19 +26,27 @@ unsafe impl Sync for Found {}
 // SAFETY: as above.
 unsafe impl Send for Found {}
 
+/// A way to ask the levels below.
+type Fetch = fn(&Levels, &[usize], &mut dyn FnMut(usize, Fetched) -> Option<Fetched>);
+
 impl Levels {
     /// Asks the levels below for these samples, on threads that go on by themselves. What should be in memory
     /// is put there.
     pub fn begin_fetch(self: &Arc<Self>, indices: Vec<usize>) -> Fetching {
-        self.begin(indices, true)
+        self.begin(indices, true, Self::fetch)
+    }
+
+    /// The same, whatever was read ahead of them: for who reads ahead.
+    pub(super) fn begin_fetch_now(self: &Arc<Self>, indices: Vec<usize>) -> Fetching {
+        self.begin(indices, true, Self::fetch_now)
     }
 
     /// The same for samples that are claimed: whoever claimed them puts them where they belong.
     pub(super) fn begin_claimed(self: &Arc<Self>, indices: Vec<usize>) -> Fetching {
-        self.begin(indices, false)
+        self.begin(indices, false, Self::fetch)
     }
 
-    fn begin(self: &Arc<Self>, indices: Vec<usize>, rise: bool) -> Fetching {
+    fn begin(self: &Arc<Self>, indices: Vec<usize>, rise: bool, fetch: Fetch) -> Fetching {
         let readers = self.readers();
         let each = indices.len().div_ceil(readers * PARTS_PER_READER).clamp(1, MOST);
         let parts = indices.len().div_ceil(each);
@@ -48,7 +56,7 @@ impl Levels {
         let work = move |part: usize| {
             let range = part * each..indices.len().min((part + 1) * each);
             let Range { start, .. } = range;
-            levels.fetch(&indices[range], &mut |which, fetched| {
+            fetch(&levels, &indices[range], &mut |which, fetched| {
                 if rise {
                     levels.claim_and_rise(indices[start + which], &fetched);
                 }

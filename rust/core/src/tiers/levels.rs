@@ -1,18 +1,18 @@
 //! Memory and what is below it.
 //!
 //! A record comes up checked: the seal, the key, the dataset, and that its schema asks for no pickle
-//! and for no class, whatever wrote it: a class is imported from where the schema says. A record goes
-//! down sealed, if its schema asks for neither. The seal finds damage; it is no proof of who wrote a
-//! record. Trouble of a tier is a miss that is counted; its first words are kept for whoever tells
-//! people.
+//! and for no class that is not known here (`classes.rs`), whatever wrote it. A record goes down sealed,
+//! if its schema asks for no pickle. The seal finds damage; it is no proof of who wrote a record.
+//! Trouble of a tier is a miss that is counted; its first words are kept for whoever tells people.
 
+use super::ahead::Ahead;
 use super::buffers::Buffers;
+use super::classes::{KnownClasses, Verdict, travels};
 use super::tier::{Filling, Lent, Sealed, Sink, Tier, TierStats};
-use crate::fault::{Fault, active as broken};
 use crate::records::portable::{self, HEAD, Head};
-use crate::records::schema::Schema;
 use crate::records::{INLINE, MAX_RECORD, RecordStore};
 use crate::sys::pages::Pages;
+use crate::sys::per_process::PerProcess;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::ops::Range;
@@ -32,6 +32,10 @@ pub struct Levels {
     buffers: Mutex<Buffers>,
     /// Schemas that may come up, by content hash, with their numbers in memory. As above.
     known: Mutex<HashMap<u128, u16>>,
+    /// Classes that may come up. As above.
+    classes: Mutex<KnownClasses>,
+    /// What this process reads before it is asked for.
+    pub(super) ahead: PerProcess<Ahead>,
 }
 
 /// One tier, and what this process saw of it.
@@ -90,7 +94,8 @@ impl Levels {
             news: Mutex::default(),
         };
         let below = below.into_iter().map(level).collect();
-        Arc::new(Self { memory, below, buffers: Mutex::default(), known: Mutex::default() })
+        let (buffers, known, classes) = Default::default();
+        Arc::new(Self { memory, below, buffers, known, classes, ahead: PerProcess::new() })
     }
 
     /// The first level.
@@ -172,11 +177,15 @@ impl Levels {
             return false;
         };
         let space = self.memory.space();
-        let known = space.about_filled() + below.records;
+        // What they take below, where that is known: there they may be packed.
+        let (known, bytes) = match below.records {
+            FEW.. => (below.records, below.bytes),
+            few => (space.about_filled() + few, space.used_bytes() + below.bytes),
+        };
         if known < FEW {
             return true;
         }
-        let each = (space.used_bytes() + below.bytes).div_ceil(known);
+        let each = bytes.div_ceil(known);
         let to_come = self.memory.geometry().dataset_len.saturating_sub(below.records);
         // A little more, because groups of records are whole pages; and the more, the less is known of what
         // samples take.
@@ -185,9 +194,27 @@ impl Levels {
         need <= below.capacity.saturating_sub(below.bytes) as f64
     }
 
-    /// Asks the levels below for these samples. `arrived` gets each that is found, by its position, and
-    /// gives back what it does not keep.
+    /// Asks the levels below for these samples, as far as they were not read ahead. `arrived` gets each that is
+    /// found, by its position, and gives back what it does not keep.
     pub(super) fn fetch(
+        &self,
+        indices: &[usize],
+        arrived: &mut dyn FnMut(usize, Fetched) -> Option<Fetched>,
+    ) {
+        let Some(ahead) = self.ahead.get() else { return self.fetch_now(indices, arrived) };
+        let mut rest = Vec::new();
+        for (which, &index) in indices.iter().enumerate() {
+            match ahead.take(self, index) {
+                Some(fetched) => arrived(which, fetched).into_iter().for_each(|it| self.reuse(it)),
+                None => rest.push(which),
+            }
+        }
+        let left: Vec<usize> = rest.iter().map(|&which| indices[which]).collect();
+        self.fetch_now(&left, &mut |which, fetched| arrived(rest[which], fetched));
+    }
+
+    /// Asks the levels below.
+    pub(super) fn fetch_now(
         &self,
         indices: &[usize],
         arrived: &mut dyn FnMut(usize, Fetched) -> Option<Fetched>,
@@ -271,12 +298,10 @@ impl Levels {
     ) -> Option<Option<u128>> {
         if number == INLINE {
             // It stands in the first part; more is not looked at.
-            return inline_schema(parts.first()?).is_some_and(is_safe).then_some(None);
+            return inline_schema(parts.first()?).and_then(travels).map(|_| None);
         }
         let schema = self.memory.schema(number)?;
-        if !is_safe(&schema) {
-            return None;
-        }
+        travels(&schema)?;
         let hash = portable::schema_hash(&schema);
         let told = level.told.try_lock().is_ok_and(|told| told.contains(&hash));
         if !told {
@@ -286,6 +311,14 @@ impl Levels {
             }
         }
         Some(Some(hash))
+    }
+
+    /// Whether records of this schema may come from below.
+    fn judge(&self, schema: &[u8]) -> Verdict {
+        match self.classes.try_lock() {
+            Ok(mut known) => known.judge(&self.memory, schema),
+            Err(_) => KnownClasses::default().judge(&self.memory, schema),
+        }
     }
 
     /// None if there is no memory: a length that a tier says may be anything.
@@ -321,13 +354,6 @@ impl Level {
         }
         false
     }
-}
-
-/// Whether records of this schema may come from anywhere, and go there.
-fn is_safe(schema: &[u8]) -> bool {
-    Schema::parse(schema).is_ok_and(|schema| {
-        !schema.needs_pickle && schema.classes.is_empty() || broken(Fault::PicklesTravel)
-    })
 }
 
 /// The schema that a record brings: a length, and as many bytes.
@@ -375,11 +401,14 @@ impl Sink for Arriving<'_> {
             return false;
         };
         match head.schema {
-            None if inline_schema(bytes).is_some_and(is_safe) => self.give(lent, INLINE),
-            None => {
-                self.damaged += 1;
-                return false;
-            }
+            None => match inline_schema(bytes).map_or(Verdict::Never, |it| self.levels.judge(it)) {
+                Verdict::Welcome => self.give(lent, INLINE),
+                Verdict::NotYet => {}
+                Verdict::Never => {
+                    self.damaged += 1;
+                    return false;
+                }
+            },
             Some(hash) => match self.known(hash) {
                 Some(number) => self.give(lent, number),
                 None => self.unknown.push((lent, which, hash)),
@@ -387,10 +416,14 @@ impl Sink for Arriving<'_> {
         }
         true
     }
+
+    fn take_back(&mut self, lent: Lent) {
+        self.levels.keep(lent.into_memory().0);
+    }
 }
 
 impl Arriving<'_> {
-    /// The number of a schema that is known in memory and asks for no pickle.
+    /// The number of a schema that is known in memory and asks for no pickle. Its classes are known.
     fn known(&self, hash: u128) -> Option<u16> {
         let Levels { memory, known, .. } = self.levels;
         let before = known.try_lock().ok().and_then(|known| known.get(&hash).copied());
@@ -398,7 +431,7 @@ impl Arriving<'_> {
             return before;
         }
         let number = memory.schema_of_hash(hash)?;
-        memory.schema(number).is_some_and(|schema| is_safe(&schema)).then_some(())?;
+        travels(&memory.schema(number)?)?;
         if let Ok(mut known) = known.try_lock() {
             known.insert(hash, number);
         }
@@ -418,26 +451,35 @@ impl Arriving<'_> {
     /// Asks the tier for schemas that memory does not know, once it is done with all records: it may
     /// have one connection.
     fn learn_schemas(&mut self, level: &Level) {
-        let mut asked = Vec::new(); // once each, whoever knows it or not
+        let mut asked = HashMap::new(); // once each, whoever knows it or not
         for (lent, which, hash) in std::mem::take(&mut self.unknown) {
             if !self.wanted[which] {
                 continue;
             }
-            if self.known(hash).is_none() && !asked.contains(&hash) {
-                asked.push(hash);
-                let schema = level.tier.schema(hash, self.deadline);
-                if let Ok(Some(schema)) = &schema
-                    && portable::schema_hash(schema) == hash
-                    && is_safe(schema)
-                {
-                    let _full = self.levels.memory.intern(schema);
-                }
-                level.count_error(schema);
+            let mut verdict = Verdict::Never;
+            if self.known(hash).is_none() {
+                verdict = *asked.entry(hash).or_insert_with(|| self.learn(level, hash));
             }
             match self.known(hash) {
                 Some(number) => self.give(lent, number),
+                None if verdict == Verdict::NotYet => {}
                 None => self.damaged += 1,
             }
         }
+    }
+
+    fn learn(&self, level: &Level, hash: u128) -> Verdict {
+        let mut verdict = Verdict::Never;
+        let schema = level.tier.schema(hash, self.deadline);
+        if let Ok(Some(schema)) = &schema
+            && portable::schema_hash(schema) == hash
+        {
+            verdict = self.levels.judge(schema);
+            if verdict == Verdict::Welcome {
+                let _full = self.levels.memory.intern(schema);
+            }
+        }
+        level.count_error(schema);
+        verdict
     }
 }

@@ -4,15 +4,19 @@
 //! | --- | --- |
 //! | [`acquire`] | the way of a sample from where it is to the caller: claim, memory, levels below, load, fill |
 //! | `moves` | records that change their level |
+//! | `ahead` | records that are read before they are asked for |
 //! | [`fetch`] | records of many samples from below, asked for by several threads |
 //! | [`levels`] | memory and what is below it |
+//! | `classes` | which schemas may come from below |
 //! | `buffers` | memory that records are read into |
 //! | [`disk`] | files of a near disk as a level |
 //! | [`memory`] | memory as a level |
 //! | [`tier`] | what a level must do |
 
 pub mod acquire;
+mod ahead;
 mod buffers;
+mod classes;
 pub mod disk;
 pub mod fetch;
 pub mod levels;

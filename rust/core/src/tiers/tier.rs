@@ -81,6 +81,9 @@ pub trait Sink {
     /// A record that was read whole; false if it is not the one that was asked for. Who has such a record
     /// does well to forget it: only then it is put again.
     fn done(&mut self, lent: Lent) -> bool;
+
+    /// Memory that was lent for a record which is given in other memory.
+    fn take_back(&mut self, _lent: Lent) {}
 }
 
 /// Memory for one record.

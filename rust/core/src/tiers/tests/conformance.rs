@@ -3,7 +3,8 @@
 use super::super::memory::Memory;
 use super::super::tier::{Lent, Sealed, Sink, Tier};
 use super::pretence::{Pretence, Wrongs};
-use super::{FINGERPRINT, SCHEMA, Temporary, disk, memory, parts, value};
+use super::{FINGERPRINT, SCHEMA, Temporary, disk, disk_packed, memory, parts, value};
+use crate::disk::Compression;
 use crate::records::portable::{self, HEAD, Head};
 use crate::sys::pages::Pages;
 use std::collections::BTreeMap;
@@ -16,6 +17,10 @@ fn each_tier(test: impl Fn(&dyn Tier)) {
     test(&Pretence::new(Wrongs::default(), 1));
     let folder = Temporary::new();
     test(&disk(&folder, SAMPLES as u64));
+    for compression in [Compression::Zstd, Compression::Lz4] {
+        let folder = Temporary::new();
+        test(&disk_packed(&folder, SAMPLES as u64, compression));
+    }
 }
 
 /// Keeps what it gets; lends no more than `longest`.

@@ -13,7 +13,7 @@ mod two_levels;
 mod ways;
 
 use super::disk::Disk;
-use crate::disk::{DiskOptions, DiskStore, Keys};
+use crate::disk::{Compression, DiskOptions, DiskStore, Keys};
 use crate::records::RecordStore;
 use crate::segment::layout::{Geometry, RecordsGeometry};
 use crate::segment::{Backing, Request, random_name};
@@ -60,7 +60,15 @@ fn disk(folder: &Temporary, samples: u64) -> Disk {
     disk_of(folder, 64 << 20, samples, false)
 }
 
+fn disk_packed(folder: &Temporary, samples: u64, compression: Compression) -> Disk {
+    Disk::new(store_of(folder, 64 << 20, samples, false), compression)
+}
+
 fn disk_of(folder: &Temporary, budget: u64, samples: u64, recycles: bool) -> Disk {
+    Disk::new(store_of(folder, budget, samples, recycles), Compression::None)
+}
+
+fn store_of(folder: &Temporary, budget: u64, samples: u64, recycles: bool) -> Arc<DiskStore> {
     let options = DiskOptions {
         path: folder.0.clone(),
         budget,
@@ -69,7 +77,7 @@ fn disk_of(folder: &Temporary, budget: u64, samples: u64, recycles: bool) -> Dis
         recycles,
         keys: Keys::Numbers,
     };
-    Disk(DiskStore::open(&options).unwrap())
+    DiskStore::open(&options).unwrap()
 }
 
 /// The one value of a sample, of a length of its own.

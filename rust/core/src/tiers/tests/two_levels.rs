@@ -2,7 +2,8 @@
 
 use super::super::levels::Levels;
 use super::ways::{load_all, right};
-use super::{Temporary, cached, disk_of, memory_of, value};
+use super::{Temporary, cached, disk_of, disk_packed, memory_of, value};
+use crate::disk::Compression;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -165,4 +166,77 @@ fn a_damaged_record_is_loaded_once_and_written_again() {
     let third = open();
     assert_eq!(third.stats()[0].tier.records, 400, "each is counted once");
     assert_eq!(epoch(&third), 0, "the one that was written last is the record");
+}
+
+/// Levels over a disk that has everything, and over memory that has room for nothing.
+fn all_on_disk(folder: &Temporary) -> Arc<Levels> {
+    epoch(&levels(folder, 700 << 10, 8 << 20, false));
+    levels(folder, 190 << 10, 8 << 20, false)
+}
+
+#[test]
+fn what_is_read_ahead_is_there_when_it_is_asked_for_and_is_read_once() {
+    let folder = Temporary::new();
+    let levels = all_on_disk(&folder);
+    let reads = || levels.stats()[0].tier.hits;
+    levels.prefetch(&all());
+    for index in all() {
+        assert_eq!(load_all(&levels, &[index]), (0, right(&[index])));
+    }
+    assert_eq!(reads(), SAMPLES, "once each");
+    // Twice, in another order than was said, and some that nobody asked for.
+    levels.prefetch(&all());
+    for index in all().into_iter().rev().step_by(2) {
+        assert_eq!(load_all(&levels, &[index]), (0, right(&[index])));
+    }
+    levels.prefetch(&[3, 5, SAMPLES as usize + 7, usize::MAX]);
+    assert_eq!(load_all(&levels, &[3, 4, 5]), (0, right(&[3, 4, 5])));
+    levels.end_prefetch();
+    let weak = Arc::downgrade(&levels);
+    drop(levels);
+    assert!(weak.upgrade().is_none(), "nothing keeps them");
+}
+
+#[test]
+fn what_was_read_ahead_is_not_given_after_it_was_cleared() {
+    let folder = Temporary::new();
+    let levels = all_on_disk(&folder);
+    levels.prefetch(&all());
+    assert_eq!(load_all(&levels, &[7]).0, 0);
+    levels.clear().unwrap();
+    assert_eq!(load_all(&levels, &[7, 8, 9]).0, 3);
+    levels.end_prefetch();
+}
+
+#[test]
+fn packed_records_come_back_and_take_less_room() {
+    for (compression, smaller) in [(Compression::Zstd, true), (Compression::None, false)] {
+        let folder = Temporary::new();
+        let open = || {
+            let below = disk_packed(&folder, SAMPLES, compression);
+            Levels::new(memory_of(300 << 10, SAMPLES, false), vec![Box::new(below)])
+        };
+        let first = open();
+        assert_eq!(epoch(&first), 400);
+        flush(&first);
+        let bytes = first.stats()[0].tier.bytes;
+        assert_eq!(bytes < 700 << 10, smaller, "{compression:?}: {bytes}");
+        drop(first);
+        let second = open();
+        assert_eq!(epoch(&second), 0);
+        drop(second);
+        // Damage in what is packed is a miss, too.
+        damage(&folder);
+        let third = open();
+        assert!(epoch(&third) > 0);
+        flush(&third);
+        assert_eq!(epoch(&third), 0);
+        assert!(smaller || third.stats()[0].damaged > 0);
+        // Without compression, what is packed is read all the same.
+        let plain = Levels::new(
+            memory_of(300 << 10, SAMPLES, false),
+            vec![Box::new(disk_packed(&folder, SAMPLES, Compression::None))],
+        );
+        assert_eq!(epoch(&plain), 0);
+    }
 }

@@ -212,6 +212,29 @@ fn pickles_do_not_travel() {
     assert_eq!(acquire(&levels, &[3, 4]).next_to_load(), []);
 }
 
+/// Whoever reads a record imports its classes by the names that are in it.
+#[test]
+fn classes_come_up_once_somebody_has_stored_such_a_sample() {
+    const COLOUR: &[u8] = b"\x01E\x03app\x06Colour\0\0";
+    const TWO: &[u8] = b"\x01(\x02E\x03app\x06Colour\0\0E\x03app\x06Colour\0\0";
+    const PLANTED: &[u8] = b"\x01E\x03bad\x06Colour\0\0";
+    let tier = Arc::new(Pretence::new(Wrongs::default(), 1));
+    for (i, schema) in [COLOUR, TWO, PLANTED].into_iter().enumerate() {
+        let hash = portable::schema_hash(schema);
+        tier.put_schema(hash, schema, soon()).unwrap();
+        tier.plant(i as u64, sealed(i, b"red", Some(hash), FINGERPRINT));
+        let inline = [&(schema.len() as u32).to_le_bytes()[..], schema, b"red"].concat();
+        tier.plant(10 + i as u64, sealed(10 + i, &inline, None, FINGERPRINT));
+    }
+    let levels = with(&tier, 1 << 20, 20);
+    let wanted = [0, 1, 2, 10, 11, 12];
+    assert_eq!(acquire(&levels, &wanted).next_to_load(), wanted, "nobody knows the class");
+    levels.memory().intern(COLOUR).unwrap();
+    assert_eq!(acquire(&levels, &wanted).next_to_load(), [2, 12]);
+    assert_eq!(levels.memory().schema_of_hash(portable::schema_hash(PLANTED)), None);
+    assert_eq!(levels.stats()[0].damaged, 0, "they may be good one day");
+}
+
 #[test]
 fn what_was_not_filled_is_given_back() {
     let levels = Levels::new(memory(1 << 20, 20), vec![]);
