@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from stocache._dataset import attributes, telling
+from stocache._dataset import attributes, images, splitting, telling
 from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.batches import Batches, Loads
 from stocache._dataset.comparing import RANDOM, SAME, STALE, UNKNOWN, compare
@@ -48,7 +48,10 @@ class CachedDataset(Dataset[Any]):
             change. On disk samples are known by it, so a list of files that became longer, or has
             another order, keeps what is still the same.
         transform: Runs on every sample that is handed out, cached or not. Random augmentation
-            belongs here; what ``dataset`` does is done once.
+            belongs here; what ``dataset`` does is done once. A function gets the whole sample, and
+            so does a transform of torchvision's v2, which finds the images in it; one of
+            torchvision's first version gets the first image, or the first tensor, alone.
+        transform_sample: The same, but gets the whole sample whatever it is. One of the two.
         policy: "freeze" fills the memory and then keeps what is there, which is best for epochs
             that visit every sample once. "lru" drops what was not used for longest to make room.
         name: Share on purpose, with any process of this user on this node that gives the same name.
@@ -59,7 +62,8 @@ class CachedDataset(Dataset[Any]):
         on_change: "clear" removes a cache of this name that was made for other data, if nobody uses
             it, instead of refusing it.
         probe: How many samples of a cache that was joined or kept are loaded all the same, when
-            they are asked for, and compared.
+            they are asked for, and compared; and how many that were just stored, where random
+            numbers were drawn to load them. 0: none, and not one of a thousand either.
         allow_pickle: Store also objects of other types, pickled.
         strict: Raise an error where a sample is of a type that cannot be stored, or was stored and
             cannot be read. Otherwise it is loaded and handed out, and warned about once.
@@ -78,6 +82,7 @@ class CachedDataset(Dataset[Any]):
         disk_path: str | os.PathLike[str] | None = None,
         key: Callable[[int], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
+        transform_sample: Callable[[Any], Any] | None = None,
         policy: str = "freeze",
         name: str | None = None,
         keep: bool = False,
@@ -97,8 +102,15 @@ class CachedDataset(Dataset[Any]):
                 f"dataset is a {type(dataset).__name__}; a map-style dataset with len() and "
                 "dataset[i] is needed"
             )
-        if transform is not None and not callable(transform):
-            raise TypeError(f"transform is {transform!r}; a function of one sample is needed")
+        given = (("transform", transform), ("transform_sample", transform_sample))
+        for what, function in given:
+            if function is not None and not callable(function):
+                raise TypeError(f"{what} is {function!r}; a function of one sample is needed")
+        if transform is not None and transform_sample is not None:
+            raise ValueError(
+                "transform and transform_sample are both given; use transform_sample alone, for a "
+                "function that gets the whole sample and does both"
+            )
         for what, word in (("policy", policy), ("fingerprint", fingerprint), ("backing", backing)):
             if not isinstance(word, str):
                 raise TypeError(f"{what} is {word!r}; a str is needed")
@@ -124,10 +136,41 @@ class CachedDataset(Dataset[Any]):
         # All that is private is in one object: names of subclasses meet no others of ours.
         self._stocache = Samples(
             dataset, records, len(dataset), allow_pickle=bool(allow_pickle), strict=bool(strict),
-            probe=probe if found else 0,
+            probe=probe if found else 0, looks=probe,
             named=name is not None, says_what_fits=bool(verbose) and created,
         )  # fmt: skip
-        vars(self).update(dataset=dataset, transform=transform)
+        vars(self).update(
+            dataset=dataset, transform=transform_sample or images.for_samples(transform)
+        )
+
+    @classmethod
+    def until_random(
+        cls,
+        dataset: Any,
+        memory: int | float | str = 0.5,
+        *,
+        steps: int | None = None,
+        **options: Any,
+    ) -> CachedDataset:
+        """Caches what comes before the first random step of the dataset's own ``transform``, runs
+        the rest on every sample that is handed out, and prints where it was cut.
+
+        For a ``Compose`` of MONAI or torchvision, or ``torch.nn.Sequential``, as ``transform`` (or
+        torchvision's ``transforms``) of a dataset or of what a ``Subset`` is of. A step that is not
+        known counts as random; ``steps`` says how many to run before the cache instead. The dataset
+        itself stays as it is. ``options`` are those of CachedDataset.
+        """
+        for what in ("transform", "transform_sample"):
+            if options.get(what) is not None:
+                raise TypeError(
+                    f"{what} is given to until_random, which takes it from the dataset; add the "
+                    "step to the dataset's"
+                )
+        found = splitting.split(dataset, steps)
+        made = cls(found.dataset, memory, transform_sample=found.rest, **options)
+        if options.get("verbose", True):
+            made._stocache.tell_once(telling.WHERE_CUT, found.told)
+        return made
 
     # Samples
 
@@ -165,13 +208,22 @@ class CachedDataset(Dataset[Any]):
     @property
     def transform(self) -> Callable[[Any], Any] | None:
         """What runs on every sample that is handed out."""
-        return vars(self).get("transform")
+        given: Callable[[Any], Any] | None = images.as_given(vars(self).get("transform"))
+        return given
 
     @transform.setter
     def transform(self, transform: Callable[[Any], Any] | None) -> None:
-        if hasattr(self.dataset, "transform"):
+        if not hasattr(self.dataset, "transform"):
+            vars(self)["transform"] = images.for_samples(transform)
+        elif (
+            transform is not None
+            and self.dataset.transform is None
+            and images.is_of_torchvision(transform)
+        ):
+            # It gets images there and here, so that it means the same; timm's loaders set it.
+            vars(self)["transform"] = images.OnImage(transform)
+        else:
             raise attributes.refuse_transform(self.dataset)
-        vars(self)["transform"] = transform
 
     @property
     def batches(self) -> Batches:

@@ -15,7 +15,7 @@ from stocache._sharing.natives import attributes_of, shows_all
 from stocache._sharing.sameness import contents, digest, refusal
 
 # Packages whose datasets are no code of the user's, though a dataset's class may be theirs.
-_COMMON = ("torch", "builtins", "typing", "abc", "collections")
+_COMMON = ("stocache", "torch", "builtins", "typing", "abc", "collections")
 _PART_DIGITS = 8
 _NESTED = 16  # datasets in datasets whose attributes are told apart
 
