@@ -6,10 +6,11 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from stocache import _html
 from stocache._dataset import attributes, images, splitting, telling
 from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.batches import Batches, Loads
@@ -22,8 +23,11 @@ from stocache._sharing.disk import checked
 from stocache._sharing.job import caller_of
 from stocache.sizes import huge_pages_word, show_bytes
 
+Sample = TypeVar("Sample", covariant=True)
+Self = TypeVar("Self", bound="CachedDataset[Any]")
 
-class CachedDataset(Dataset[Any]):
+
+class CachedDataset(Dataset[Sample]):
     """Keeps the samples of ``dataset`` in memory that all processes of the node share.
 
     >>> ds = CachedDataset([(torch.arange(4), 7), (torch.zeros(2), 8)], "16MiB", verbose=False)
@@ -145,13 +149,13 @@ class CachedDataset(Dataset[Any]):
 
     @classmethod
     def until_random(
-        cls,
+        cls: type[Self],
         dataset: Any,
         memory: int | float | str = 0.5,
         *,
         steps: int | None = None,
         **options: Any,
-    ) -> CachedDataset:
+    ) -> Self:
         """Caches what comes before the first random step of the dataset's own ``transform``, runs
         the rest on every sample that is handed out, and prints where it was cut.
 
@@ -177,6 +181,10 @@ class CachedDataset(Dataset[Any]):
     def __len__(self) -> int:
         return self._stocache.length
 
+    @overload
+    def __getitem__(self, index: slice | list[int] | range) -> list[Sample]: ...
+    @overload
+    def __getitem__(self, index: Any) -> Sample: ...
     def __getitem__(self, index: Any) -> Any:
         """A sample; a list of them for a slice or a list of indices."""
         transform = vars(self)["transform"]
@@ -196,7 +204,7 @@ class CachedDataset(Dataset[Any]):
             return self._stocache.get_many(indices, whole=True)
         return _each(transform, self._stocache.get_many(indices, to_edit=True))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Sample]:
         """Ends at the length, or before it where the dataset does, by an IndexError."""
         for index in range(len(self)):
             try:
@@ -349,6 +357,17 @@ class CachedDataset(Dataset[Any]):
         on disk stays."""
         self._stocache.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return not self._stocache.records.is_open()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
     def delete(self) -> None:
         """Closes it, and removes what is on disk and what ``keep`` has left in memory. Others that
         use it go on with what they have."""
@@ -365,7 +384,7 @@ class CachedDataset(Dataset[Any]):
         return getattr(self.dataset, "path", self._stocache.records.location()["path"] or None)
 
     def __repr__(self) -> str:
-        if not self._stocache.records.is_open():
+        if self.closed:
             return f"{type(self).__name__}({self.dataset!r}, closed)"
         stats = self._stocache.stats()
         filled = f"{stats.filled} of {stats.dataset_len} samples"
@@ -373,6 +392,13 @@ class CachedDataset(Dataset[Any]):
             f"{type(self).__name__}({self.dataset!r}, {filled} in "
             f"{show_bytes(stats.used_bytes)} of {show_bytes(stats.data_bytes)})"
         )
+
+    def _repr_html_(self) -> str:
+        if self.closed:
+            return _html.table(repr(self), [])
+        stats = self._stocache.stats()
+        title = f"{type(self).__name__} of {type(self.dataset).__name__}"
+        return _html.table(title, stats._levels(), str(stats))
 
 
 # The attributes that every CachedDataset has.

@@ -7,12 +7,14 @@ import hashlib
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from stocache import _C
-from stocache._sharing.change import what_differs
+from stocache._sharing.change import differing_parts, in_words, use_a_fingerprint
+from stocache._sharing.changing import changes_by_itself
 from stocache.sizes import parse_size
 
 _ABOUT = "about"  # what a folder is for, in the words of `change.note`
@@ -40,7 +42,9 @@ class Disk:
         folder = os.path.join(self.path, f"{_file_name(label)}-{fingerprint[:_DIGITS]}")
         if on_change is not None:
             for other in _others(folder):
-                _answer_change(other, on_change, about)
+                _answer_change(other, on_change, about, dataset)
+        elif not os.path.exists(folder):
+            _tell_of_lost(folder, about, dataset)
         budget = parse_size("disk", self.size, lambda: _free(self.path, folder))
         keys = b"" if self.key is None else _keys(self.key, len(dataset))
         records.open_disk(os.fsencode(folder), budget, fingerprint, keys, 0)
@@ -112,18 +116,36 @@ def _others(folder: str) -> Iterator[str]:
                 yield entry.path
 
 
-def _answer_change(other: str, on_change: str, about: str) -> None:
+def _answer_change(other: str, on_change: str, about: str, dataset: Any) -> None:
     if on_change == "clear":
         remove(other)
         return
+    differing = _differing(about, other)
+    raise ValueError(
+        f"fingerprint: {other} was made for other data{in_words(differing)}; use another name or "
+        f'disk_path, or on_change="clear" to remove it{use_a_fingerprint(dataset, differing)}'
+    )
+
+
+def _tell_of_lost(folder: str, about: str, dataset: Any) -> None:
+    """Warns if what an earlier run left is not found for nothing but what changes by itself."""
+    for other in _others(folder):
+        differing = _differing(about, other)
+        if differing and len(changes_by_itself(dataset, differing)) == len(differing):
+            warnings.warn(
+                f"{other} is of an earlier run, and this one does not know it again"
+                f"{in_words(differing)}{use_a_fingerprint(dataset, differing)}",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+            return
+
+
+def _differing(about: str, other: str) -> list[str]:
     theirs = ""
     with contextlib.suppress(OSError, UnicodeDecodeError), open(os.path.join(other, _ABOUT)) as it:
         theirs = it.read()
-    differing = what_differs("\n".join(about.split("\n")[2:]), theirs)
-    raise ValueError(
-        f"fingerprint: {other} was made for other data{differing}; use another name or disk_path, "
-        'or on_change="clear" to remove it'
-    )
+    return differing_parts("\n".join(about.split("\n")[2:]), theirs)
 
 
 def _note(folder: str, about: str) -> None:
