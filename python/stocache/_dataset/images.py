@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from stocache._torch.subclasses import parts_of_tree
 
 _TORCHVISION = "torchvision.transforms"
 _SECOND = f"{_TORCHVISION}.v2"
@@ -25,7 +26,7 @@ class OnImage:
         self.transform = transform
 
     def __call__(self, sample: Any) -> Any:
-        parts, shape = tree_flatten(sample)
+        parts, made_of = parts_of_tree(sample)
         place = _place_of_image(parts)
         if place is None:
             raise TypeError(
@@ -34,7 +35,7 @@ class OnImage:
                 "gets the whole sample is given as transform_sample="
             )
         parts[place] = self.transform(parts[place])
-        return tree_unflatten(parts, shape)
+        return made_of(parts)
 
 
 def for_samples(transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:

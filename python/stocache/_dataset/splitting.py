@@ -61,7 +61,7 @@ def split(dataset: Any, steps: int | None = None) -> Split:
         return Split(dataset, None, told)
     with contextlib.suppress(Exception):  # what cannot be copied is shared with the dataset
         after = copy.deepcopy(after)  # it may have random numbers of its own
-    prepared = UpToRandom(_with_first_steps(dataset, name, First(before)))
+    prepared = UpToRandom(_with_first_steps(dataset, name, First(_without_random_state(before))))
     return Split(prepared, Rest(after, several=name == "transforms"), told)
 
 
@@ -111,6 +111,22 @@ class First:
         if given is not None:
             given.append(value)
         return value
+
+
+class Composed:
+    """A Compose of MONAI whose steps are not random, as what it consists of. It has random numbers
+    all the same, others in every process, which are no part of what is cached."""
+
+    __slots__ = ("module", "name", "options")
+
+    def __init__(self, composed: Any) -> None:
+        self.module, self.name = type(composed).__module__, type(composed).__qualname__
+        self.options = {name: value for name, value in vars(composed).items() if name != "R"}
+
+    def __call__(self, *arguments: Any) -> Any:
+        composed = object.__new__(getattr(sys.modules[self.module], self.name))
+        vars(composed).update(self.options)
+        return composed(*arguments)
 
 
 class Rest:
@@ -192,6 +208,14 @@ def _part(transform: Any, steps: list[Any]) -> Any:
     made = copy.copy(transform)
     made.transforms = steps
     return made
+
+
+def _without_random_state(steps: Any) -> Any:
+    if not _kind(steps).startswith("monai.") or _steps(steps) is None:
+        return steps
+    bare = copy.copy(steps)
+    bare.transforms = [_without_random_state(step) for step in steps.transforms]
+    return Composed(bare)
 
 
 def _may_be_random(step: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 import uuid
@@ -27,7 +28,7 @@ def changes_by_itself(dataset: Any, names: Iterable[str]) -> list[str]:
             value = dataset
             for part in name.split("."):
                 value = vars(value)[part]
-        except (KeyError, TypeError):  # it is code, or the number of samples
+        except Exception:  # it is code, or the number of samples
             continue
         if (what := next(_inside(value, name), None)) is not None:
             found.append(what)
@@ -50,7 +51,9 @@ def _inside(value: Any, place: str) -> Iterator[str]:
         elif kind is dict:
             waiting += [(f"{where}[{k!r}]", item) for k, item in islice(each.items(), _ITEMS)]
         elif kind.__dictoffset__ and not issubclass(kind, (type, torch.Tensor)):
-            waiting += [(f"{where}.{k}", item) for k, item in islice(vars(each).items(), _ITEMS)]
+            with contextlib.suppress(Exception):  # it does not want to be looked at
+                own = islice(vars(each).items(), _ITEMS)
+                waiting += [(f"{where}.{k}", item) for k, item in own]
 
 
 def _what_changes(value: Any) -> str | None:

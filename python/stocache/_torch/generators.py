@@ -82,7 +82,8 @@ def generators_of(value: Any) -> list[Any]:
         elif kind is dict:
             waiting += islice(each.values(), _ITEMS)
         elif kind.__dictoffset__ and not issubclass(kind, (type, torch.Tensor, ModuleType)):
-            waiting += islice(vars(each).values(), _ITEMS)
+            with contextlib.suppress(Exception):  # it does not want to be looked at
+                waiting += islice(vars(each).values(), _ITEMS)
     return found
 
 
