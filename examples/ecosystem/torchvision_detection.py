@@ -29,9 +29,7 @@ class Detection(Dataset[Any]):
 
 
 augment = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomResizedCrop((48, 48))])
-dataset = CachedDataset(
-    Detection(), "64MiB", transform=lambda sample: augment(*sample), verbose=False
-)
+dataset = CachedDataset(Detection(), "64MiB", transform=augment, verbose=False)
 
 for _ in range(2):
     for pictures, targets in DataLoader(dataset, 8, shuffle=True):

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stocache.cached_dataset import CachedDataset
+from stocache.cached_dataset import CachedDataset, Sample
 
 
-class BiLevelCachedDataset(CachedDataset):
+class BiLevelCachedDataset(CachedDataset[Sample]):
     """Samples in memory, what does not fit there on a local disk, and when both are full, what was
     not used for longest leaves.
 

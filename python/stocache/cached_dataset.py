@@ -6,11 +6,12 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from stocache._dataset import attributes, telling
+from stocache import _html
+from stocache._dataset import attributes, images, splitting, telling
 from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.batches import Batches, Loads
 from stocache._dataset.comparing import RANDOM, SAME, STALE, UNKNOWN, compare
@@ -22,8 +23,11 @@ from stocache._sharing.disk import checked
 from stocache._sharing.job import caller_of
 from stocache.sizes import huge_pages_word, show_bytes
 
+Sample = TypeVar("Sample", covariant=True)
+Self = TypeVar("Self", bound="CachedDataset[Any]")
 
-class CachedDataset(Dataset[Any]):
+
+class CachedDataset(Dataset[Sample]):
     """Keeps the samples of ``dataset`` in memory that all processes of the node share.
 
     >>> ds = CachedDataset([(torch.arange(4), 7), (torch.zeros(2), 8)], "16MiB", verbose=False)
@@ -51,7 +55,10 @@ class CachedDataset(Dataset[Any]):
             what that buys. None leaves them as they are.
         temporary: The disk level goes with its last process, instead of staying for the next run.
         transform: Runs on every sample that is handed out, cached or not. Random augmentation
-            belongs here; what ``dataset`` does is done once.
+            belongs here; what ``dataset`` does is done once. A function gets the whole sample, and
+            so does a transform of torchvision's v2, which finds the images in it; one of
+            torchvision's first version gets the first image, or the first tensor, alone.
+        transform_sample: The same, but gets the whole sample whatever it is. One of the two.
         policy: "freeze" fills the memory and then keeps what is there, which is best for epochs
             that visit every sample once. "lru" drops what was not used for longest to make room.
         name: Share on purpose, with any process of this user on this node that gives the same name.
@@ -62,7 +69,8 @@ class CachedDataset(Dataset[Any]):
         on_change: "clear" removes a cache of this name that was made for other data, if nobody uses
             it, instead of refusing it.
         probe: How many samples of a cache that was joined or kept are loaded all the same, when
-            they are asked for, and compared.
+            they are asked for, and compared; and how many that were just stored, where random
+            numbers were drawn to load them. 0: none, and not one of a thousand either.
         allow_pickle: Store also objects of other types, pickled.
         strict: Raise an error where a sample is of a type that cannot be stored, or was stored and
             cannot be read. Otherwise it is loaded and handed out, and warned about once.
@@ -83,6 +91,7 @@ class CachedDataset(Dataset[Any]):
         compression: str | None = None,
         temporary: bool = False,
         transform: Callable[[Any], Any] | None = None,
+        transform_sample: Callable[[Any], Any] | None = None,
         policy: str = "freeze",
         name: str | None = None,
         keep: bool = False,
@@ -102,8 +111,15 @@ class CachedDataset(Dataset[Any]):
                 f"dataset is a {type(dataset).__name__}; a map-style dataset with len() and "
                 "dataset[i] is needed"
             )
-        if transform is not None and not callable(transform):
-            raise TypeError(f"transform is {transform!r}; a function of one sample is needed")
+        given = (("transform", transform), ("transform_sample", transform_sample))
+        for what, function in given:
+            if function is not None and not callable(function):
+                raise TypeError(f"{what} is {function!r}; a function of one sample is needed")
+        if transform is not None and transform_sample is not None:
+            raise ValueError(
+                "transform and transform_sample are both given; use transform_sample alone, for a "
+                "function that gets the whole sample and does both"
+            )
         for what, word in (("policy", policy), ("fingerprint", fingerprint), ("backing", backing)):
             if not isinstance(word, str):
                 raise TypeError(f"{what} is {word!r}; a str is needed")
@@ -130,16 +146,51 @@ class CachedDataset(Dataset[Any]):
         # All that is private is in one object: names of subclasses meet no others of ours.
         self._stocache = Samples(
             dataset, records, len(dataset), allow_pickle=bool(allow_pickle), strict=bool(strict),
-            probe=probe if found else 0,
+            probe=probe if found else 0, looks=probe,
             named=name is not None, says_what_fits=bool(verbose) and created,
         )  # fmt: skip
-        vars(self).update(dataset=dataset, transform=transform)
+        vars(self).update(
+            dataset=dataset, transform=transform_sample or images.for_samples(transform)
+        )
+
+    @classmethod
+    def until_random(
+        cls: type[Self],
+        dataset: Any,
+        memory: int | float | str = 0.5,
+        *,
+        steps: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Caches what comes before the first random step of the dataset's own ``transform``, runs
+        the rest on every sample that is handed out, and prints where it was cut.
+
+        For a ``Compose`` of MONAI or torchvision, or ``torch.nn.Sequential``, as ``transform`` (or
+        torchvision's ``transforms``) of a dataset or of what a ``Subset`` is of. A step that is not
+        known counts as random; ``steps`` says how many to run before the cache instead. The dataset
+        itself stays as it is. ``options`` are those of CachedDataset.
+        """
+        for what in ("transform", "transform_sample"):
+            if options.get(what) is not None:
+                raise TypeError(
+                    f"{what} is given to until_random, which takes it from the dataset; add the "
+                    "step to the dataset's"
+                )
+        found = splitting.split(dataset, steps)
+        made = cls(found.dataset, memory, transform_sample=found.rest, **options)
+        if options.get("verbose", True):
+            made._stocache.tell_once(telling.WHERE_CUT, found.told)
+        return made
 
     # Samples
 
     def __len__(self) -> int:
         return self._stocache.length
 
+    @overload
+    def __getitem__(self, index: slice | list[int] | range) -> list[Sample]: ...
+    @overload
+    def __getitem__(self, index: Any) -> Sample: ...
     def __getitem__(self, index: Any) -> Any:
         """A sample; a list of them for a slice or a list of indices."""
         transform = vars(self)["transform"]
@@ -159,7 +210,7 @@ class CachedDataset(Dataset[Any]):
             return self._stocache.get_many(indices, whole=True)
         return _each(transform, self._stocache.get_many(indices, to_edit=True))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Sample]:
         """Ends at the length, or before it where the dataset does, by an IndexError."""
         for index in range(len(self)):
             try:
@@ -171,13 +222,22 @@ class CachedDataset(Dataset[Any]):
     @property
     def transform(self) -> Callable[[Any], Any] | None:
         """What runs on every sample that is handed out."""
-        return vars(self).get("transform")
+        given: Callable[[Any], Any] | None = images.as_given(vars(self).get("transform"))
+        return given
 
     @transform.setter
     def transform(self, transform: Callable[[Any], Any] | None) -> None:
-        if hasattr(self.dataset, "transform"):
+        if not hasattr(self.dataset, "transform"):
+            vars(self)["transform"] = images.for_samples(transform)
+        elif (
+            transform is not None
+            and self.dataset.transform is None
+            and images.is_of_torchvision(transform)
+        ):
+            # It gets images there and here, so that it means the same; timm's loaders set it.
+            vars(self)["transform"] = images.OnImage(transform)
+        else:
             raise attributes.refuse_transform(self.dataset)
-        vars(self)["transform"] = transform
 
     @property
     def batches(self) -> Batches:
@@ -314,6 +374,17 @@ class CachedDataset(Dataset[Any]):
         on disk stays."""
         self._stocache.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return not self._stocache.records.is_open()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
     def delete(self) -> None:
         """Closes it, and removes what is on disk and what ``keep`` has left in memory. Others that
         use it go on with what they have."""
@@ -330,7 +401,7 @@ class CachedDataset(Dataset[Any]):
         return getattr(self.dataset, "path", self._stocache.records.location()["path"] or None)
 
     def __repr__(self) -> str:
-        if not self._stocache.records.is_open():
+        if self.closed:
             return f"{type(self).__name__}({self.dataset!r}, closed)"
         stats = self._stocache.stats()
         filled = f"{stats.filled} of {stats.dataset_len} samples"
@@ -338,6 +409,13 @@ class CachedDataset(Dataset[Any]):
             f"{type(self).__name__}({self.dataset!r}, {filled} in "
             f"{show_bytes(stats.used_bytes)} of {show_bytes(stats.data_bytes)})"
         )
+
+    def _repr_html_(self) -> str:
+        if self.closed:
+            return _html.table(repr(self), [])
+        stats = self._stocache.stats()
+        title = f"{type(self).__name__} of {type(self.dataset).__name__}"
+        return _html.table(title, stats._levels(), str(stats))
 
 
 # The attributes that every CachedDataset has.

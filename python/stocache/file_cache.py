@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import IO, Any
 
-from stocache import _C
+from stocache import _C, _html
 from stocache._file_names import Bar, FileNames, list_files
 from stocache.sizes import parse_size, show_bytes
 
@@ -50,6 +50,12 @@ class FileCacheStats:
     limit: int | None
     """The most they may take."""
 
+    def _repr_html_(self) -> str:
+        return _html.table(type(self).__name__, self._levels(), str(self))
+
+    def _levels(self) -> list[_html.Level]:
+        return [("disk", self.bytes, self.limit, f"{self.files} files")]
+
     def __str__(self) -> str:
         limit = "" if self.limit is None else f" of {show_bytes(self.limit)}"
         parts = [f"{self.files} files, {show_bytes(self.bytes)}{limit}", f"{self.hits} hits"]
@@ -83,6 +89,7 @@ class FileCache:
         check: when a copy is compared with its source by size and time of change: "once" per job,
             "always", or "never" if there is a copy from an earlier job.
         checksum: keep a hash of every copy, and compare it whenever the copy is checked.
+        disk: another word for limit, and the one that CachedDataset has.
     """
 
     def __init__(
@@ -96,7 +103,11 @@ class FileCache:
         policy: str = "lru",
         check: str = "once",
         checksum: bool = False,
+        disk: int | str | None = None,
     ) -> None:
+        if limit is not None and disk is not None:
+            raise TypeError("limit and disk are both given, and mean the same; use one of them")
+        limit = disk if limit is None else limit
         self.data_path = _folder("data_path", data_path)
         self.cache_path = _folder("cache_path", cache_path)
         self.limit = None if limit is None else _parse_limit(limit)
@@ -225,6 +236,16 @@ class FileCache:
         left.update(name for name in todo if name not in there)
         return sorted(left)
 
+    def warm(
+        self,
+        num_workers: int = 2,
+        names: Iterable[NameOrIndex] | None = None,
+        progress: bool = True,
+    ) -> FileCacheStats:
+        """Copies these files, or all, ahead of training: ``prefetch`` as CachedDataset says it."""
+        self.prefetch(names, num_workers, progress)
+        return self.stats()
+
     def verify(
         self,
         names: Iterable[NameOrIndex] | None = None,
@@ -287,11 +308,22 @@ class FileCache:
         state = str(self.stats()) if self._native.is_open() else "closed"
         return f"<{type(self).__name__} {self.data_path} -> {self.cache_path}: {state}>"
 
+    def _repr_html_(self) -> str:
+        if self.closed:
+            return _html.table(repr(self), [])
+        title = f"{type(self).__name__} {self.data_path} -> {self.cache_path}"
+        return _html.table(title, self.stats()._levels(), str(self.stats()))
+
     # Coming and going
 
     def close(self) -> None:
         """Lets go of the cache. The copies stay for the next job."""
         self._native.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return not self._native.is_open()
 
     def __enter__(self) -> FileCache:
         return self

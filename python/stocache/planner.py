@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stocache import _C
+from stocache import _C, _html
 from stocache._dataset.apart import apart
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharing.disk import WAYS, check_compression
@@ -121,6 +121,17 @@ class Plan:
     def hit_rate(self) -> float:
         """The hit rate to expect from the second epoch on (policy "freeze")."""
         return self.fits / max(1, self.dataset_len)
+
+    def _repr_html_(self) -> str:
+        levels: list[_html.Level] = []
+        left = self.dataset_bytes if self.sampled else 0.0
+        for name, of in (("memory", self.memory), ("disk", self.disk)):
+            if of:
+                used = min(left, of)
+                left -= used
+                share = used / max(1.0, self.dataset_bytes)
+                levels.append((name, used, of, f"{share:.0%} of the dataset"))
+        return _html.table(type(self).__name__, levels, str(self))
 
     def _room(self) -> str:
         below = f" in memory and {show_bytes(self.disk)} on disk" if self.disk else ""

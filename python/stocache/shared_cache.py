@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from stocache import _C
+from stocache import _C, _html
 from stocache._sharing import job as _job
 from stocache._sharing.change import NOT_OPEN_ELSEWHERE, check_on_change, open_or_clear
 from stocache._sharing.launcher import find_job
 from stocache._torch import ops as _ops
-from stocache.sizes import huge_pages_word
+from stocache.sizes import huge_pages_word, parse_size
 
 _GIB = 1 << 30
 Indices = Sequence[int] | torch.Tensor | Any  # also numpy arrays, which are not imported for this
@@ -57,6 +57,13 @@ class SharedCacheStats:
         """Share of look-ups that found the sample; 0 before the first."""
         return self.hits / max(1, self.hits + self.misses)
 
+    def _levels(self) -> list[_html.Level]:
+        used, of = self.filled * self.slot_bytes, self.capacity * self.slot_bytes
+        return [("memory", used, of, f"{self.filled} of {self.capacity} slots")]
+
+    def _repr_html_(self) -> str:
+        return _html.table(type(self).__name__, self._levels(), str(self))
+
     def __str__(self) -> str:
         return (
             f"{self.filled} of {self.capacity} slots filled "
@@ -83,6 +90,8 @@ class SharedCache(_C.Cache):
 
     Args:
         size_limit_gib: The most the cache may take, in GiB; may be fractional.
+        memory: The same as CachedDataset takes it, in its place: bytes, a text such as "32GiB", or
+            a fraction of the memory that is free.
         dataset_len: Number of samples in the dataset.
         data_dims: Shape of one sample, without the batch dimension.
         dtype: Any torch dtype.
@@ -98,6 +107,7 @@ class SharedCache(_C.Cache):
             other arguments, if nobody uses it, instead of refusing it.
         verify: "always" keeps a checksum per slot and checks it at every hit; a slot that somebody
             wrote to through a view is then a miss instead of wrong data.
+        checksum: True is another word for verify="always", and the one that FileCache has.
         huge_pages: True fills the cache with pages of 2 MiB, which cost a process hardly any page
             tables, and is an error where shared memory gets none; "auto" uses them where it does.
         verbose: Print one line at creation.
@@ -110,11 +120,12 @@ class SharedCache(_C.Cache):
 
     def __init__(
         self,
-        size_limit_gib: float,
-        dataset_len: int,
-        data_dims: Sequence[int],
+        size_limit_gib: float | None = None,
+        dataset_len: int | None = None,
+        data_dims: Sequence[int] | None = None,
         dtype: torch.dtype = torch.uint8,
         *,
+        memory: int | float | str | None = None,
         name: str | None = None,
         shared: bool = True,
         backing: str = "auto",
@@ -122,9 +133,14 @@ class SharedCache(_C.Cache):
         fingerprint: str = "",
         on_change: str = "error",
         verify: str = "never",
+        checksum: bool = False,
         huge_pages: bool | str = False,
         verbose: bool = True,
     ) -> None:
+        size_limit_gib = _one_limit(size_limit_gib, memory)
+        for what, value in (("dataset_len", dataset_len), ("data_dims", data_dims)):
+            if value is None:
+                raise TypeError(f"{what} is missing; SharedCache(limit, dataset_len, data_dims)")
         limit = _number("size_limit_gib", size_limit_gib)
         length = _whole("dataset_len", dataset_len)
         dims = _dims(data_dims)
@@ -138,9 +154,12 @@ class SharedCache(_C.Cache):
                 f"name {name!r} is not allowed: "
                 "use 1 to 100 letters, digits, dots, dashes and underscores"
             )
-        for what, flag in (("shared", shared), ("keep", keep), ("verbose", verbose)):
+        flags = {"shared": shared, "keep": keep, "checksum": checksum, "verbose": verbose}
+        for what, flag in flags.items():
             if not isinstance(flag, bool):
                 raise TypeError(f"{what} is {flag!r}; True or False is needed")
+        if checksum and verify == "never":
+            verify = "always"
         for what, word, allowed in (
             ("backing", backing, '"auto", "shm" or "memfd"'),
             ("verify", verify, '"never" or "always"'),
@@ -291,6 +310,11 @@ class SharedCache(_C.Cache):
             f"{self.fill_fraction:.0%} filled, name={name!r})"
         )
 
+    def _repr_html_(self) -> str:
+        if self.closed:
+            return _html.table(repr(self), [])
+        return _html.table(type(self).__name__, self.stats()._levels(), str(self.stats()))
+
     # Samples by index
 
     def __getitem__(self, idx: Any) -> torch.Tensor:
@@ -410,6 +434,17 @@ def _whole(what: str, value: Any) -> int:
     if not -(1 << 62) < number < 1 << 62:
         raise ValueError(f"{what} is {number}; it must be below 2**62")
     return number
+
+
+def _one_limit(size_limit_gib: Any, memory: Any) -> Any:
+    """The limit in GiB, in whichever words it was given."""
+    if (size_limit_gib is None) == (memory is None):
+        raise TypeError(
+            "size_limit_gib and memory are both given; use one of them"
+            if memory is not None
+            else 'size_limit_gib is missing; use a number of GiB, or memory= such as "32GiB"'
+        )
+    return size_limit_gib if memory is None else parse_size("memory", memory) / _GIB
 
 
 def _dims(data_dims: Any) -> tuple[int, ...]:

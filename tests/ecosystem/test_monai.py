@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
+import pytest
 import torch
 from checks import batches_are_those_of_torch, comes_back
 from differential import picture
 from monai.data import DataLoader as MonaiLoader
-from monai.data import MetaTensor
-from monai.transforms import Compose, EnsureChannelFirst, Flip, Spacing
+from monai.data import Dataset, MetaTensor
+from monai.transforms import (
+    Compose,
+    EnsureChannelFirst,
+    EnsureChannelFirstd,
+    Flip,
+    RandFlipd,
+    RandGaussianNoised,
+    ScaleIntensityd,
+    Spacing,
+    ToTensord,
+)
+from monai.utils import set_determinism
 from sources import Fixed
+from stocache import CachedDataset
 
 
 def scan(i: int) -> MetaTensor:
@@ -56,3 +71,63 @@ def test_the_loader_of_monai(cached):
         for _ in range(2):
             loader = MonaiLoader(dataset, batch_size=4, num_workers=workers)
             assert [picture(batch) for batch in loader] == expected
+
+
+def pipeline() -> Compose:
+    return Compose(
+        [
+            EnsureChannelFirstd("image", channel_dim="no_channel"),
+            Compose([ScaleIntensityd("image"), RandGaussianNoised("image", prob=1)]),
+            RandFlipd("image", prob=0.5, spatial_axis=0),
+            ToTensord("image"),
+        ]
+    )
+
+
+def items() -> list[dict]:
+    rng = np.random.RandomState(0)
+    return [{"image": rng.rand(6, 5, 4).astype("f4"), "label": i} for i in range(8)]
+
+
+@pytest.fixture
+def seeded():
+    set_determinism(seed=5)
+    yield
+    set_determinism(seed=None)
+
+
+def test_up_to_the_first_random_transform_as_cache_dataset_does(seeded, capsys):
+    source = Dataset(items(), pipeline())
+    with contextlib.closing(CachedDataset.until_random(source, "16MiB")) as dataset:
+        assert "Cached are 2 of 5 steps of Dataset.transform" in capsys.readouterr().out
+        for _ in range(3):
+            for i in range(8):
+                assert picture(dataset[i]) == picture(source[i]), "each with numbers of its own"
+        assert dataset.stats().loads == 8
+        assert len({dataset[1]["image"].sum().item() for _ in range(4)}) > 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_of_monai_seeds_the_rest_as_the_whole(seeded, workers):
+    source = Dataset(items(), pipeline())
+    with contextlib.closing(
+        CachedDataset.until_random(Dataset(items(), pipeline()), "16MiB", verbose=False)
+    ) as dataset:
+        for epoch in range(2):
+            batches = []
+            for each in (source, dataset):
+                torch.manual_seed(epoch)
+                loader = MonaiLoader(each, batch_size=4, num_workers=workers)
+                batches.append([picture(batch) for batch in loader])
+            assert batches[0] == batches[1]
+
+
+def test_what_is_cached_is_known_again_though_every_process_has_other_random_states(seeded):
+    options = {"name": "monai-until-random", "keep": True, "verbose": False}
+    for filled in (0, 1):
+        set_determinism(seed=filled)
+        dataset = CachedDataset.until_random(Dataset(items(), pipeline()), "16MiB", **options)
+        assert dataset.stats().filled == filled
+        dataset[0]
+        dataset.close()
+    CachedDataset.until_random(Dataset(items(), pipeline()), "16MiB", **options).delete()

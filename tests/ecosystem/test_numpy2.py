@@ -7,6 +7,7 @@ import pytest
 from checks import back
 from numpy.dtypes import StringDType
 from stocache import _C, UnsupportedSample
+from stocache._sharing.sameness import contents
 
 DTYPES = [
     StringDType(), StringDType(coerce=False), StringDType(na_object=None),
@@ -29,3 +30,10 @@ def test_arrays_of_texts(dtype):
 def test_other_marks_of_missing_texts_are_not_stored():
     with pytest.raises(UnsupportedSample, match="na_object is"):
         _C.codec_encode(np.array(["a"], StringDType(na_object=object())))
+
+
+def test_random_generators_can_be_looked_into():
+    """Their classes are Cython's, and so is the class of these."""
+    made = [contents(np.random.default_rng(seed)) for seed in (3, 3, 4)]
+    assert not any(each.unseen for each in made)
+    assert made[0].digest == made[1].digest != made[2].digest

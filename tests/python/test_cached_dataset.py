@@ -1362,7 +1362,7 @@ def test_a_random_dataset_is_warned_about(cached, unique_name):
             return torch.rand(8)
 
     name = unique_name()
-    first = cached(Random(), name=name)
+    first = cached(Random(), name=name, probe=0)
     first.warm(progress=False)
     second = cached(Random(), name=name)
     with pytest.warns(RuntimeWarning, match="transform") as seen:

@@ -103,9 +103,14 @@ def test_two_jobs_of_a_launcher_are_told_apart():
 
 
 RANK = """
-    import json, os, sys, warnings
+    import json, os, random, sys, warnings
     import torch, stocache
     from torch.utils.data import Dataset
+
+    class Augment:
+        # As albumentations' Compose: it has random numbers of its own.
+        def __init__(self):
+            self.numbers = random.Random()
 
     class Data(Dataset):
         def __init__(self, options, first=0):
@@ -114,6 +119,8 @@ RANK = """
                 os.chdir(options["home"])
             if "rank" in options:
                 self.rank = options["rank"]
+            if options.get("augments"):
+                self.augment = {"steps": [Augment()]}
         def __len__(self): return 8
         def __getitem__(self, i):
             return torch.tensor(self.first + i + int(os.getenv("unseen_offset".upper(), "0")))
@@ -205,6 +212,18 @@ def test_ranks_with_different_attributes_are_told_which(ranks):
     assert "different datasets (what differs: rank), so each keeps a cache of its own" in told
     assert "name= and fingerprint=" in told and "shared=False" in told and "\n" not in told
     assert two["bytes"] < 0.7 * one["bytes"], "the second takes its part only"
+
+
+def test_ranks_with_what_changes_by_itself_are_told_what_it_is(ranks):
+    one, two = ranks("torchrun", lambda rank: {"augments": True})
+    assert one["name"] != two["name"]
+    (told,) = two["told"]
+    assert "(what differs: augment)" in told and "\n" not in told
+    assert "augment['steps'][0].numbers is a random generator (Random)" in told
+    assert "pass fingerprint= with a text" in told and "shared=False" in told
+    # the remedy
+    one, two = ranks("torchrun", lambda rank: {"augments": True, "fingerprint": "v1"})
+    assert one["name"] == two["name"] and one["told"] == two["told"] == []
 
 
 def test_ranks_with_equal_attributes_are_told_nothing(ranks):  # control of the above

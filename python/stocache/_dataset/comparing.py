@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from stocache import _C
 from stocache._compare import same, same_as_stored
+from stocache._torch.generators import random_numbers_kept
 
 SAME, STALE, RANDOM, UNKNOWN = "same", "stale", "random", "unknown"
 
@@ -28,20 +26,6 @@ def compare(records: _C.Records, dataset: Any, index: int, allow_pickle: bool) -
     with random_numbers_kept():
         again = same(sample, dataset[index])
     return UNKNOWN if again is None else STALE if again else RANDOM
-
-
-@contextlib.contextmanager
-def random_numbers_kept() -> Iterator[None]:
-    """What is drawn inside is drawn again outside."""
-    numpy: Any = sys.modules.get("numpy")
-    states = (random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state())
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        torch.set_rng_state(states[1])
-        if numpy:
-            numpy.random.set_state(states[2])
 
 
 class Countdown:

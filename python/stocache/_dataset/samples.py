@@ -18,18 +18,13 @@ from torch.utils.data import default_collate
 from stocache import _C
 from stocache._compare import same
 from stocache._dataset import telling, together
-from stocache._dataset.comparing import (
-    RANDOM,
-    SAME,
-    STALE,
-    Countdown,
-    compare,
-    random_numbers_kept,
-)
+from stocache._dataset.comparing import RANDOM, SAME, STALE, Countdown, compare
 from stocache._dataset.copying import as_stored, copy_of
+from stocache._dataset.doubts import Doubts
 from stocache._dataset.stats import CachedDatasetStats, DiskStats
 from stocache._dataset.together import Together, WholeBatch
 from stocache._sharing.disk import folder_of, is_temporary, remove, remove_if_unused
+from stocache._torch.generators import generators_of, random_numbers_kept
 from stocache._torch.ipc import is_worker
 from stocache.planner import SAMPLES, Plan, say
 
@@ -81,7 +76,7 @@ class Samples:
 
     def __init__(
         self, source: Any, records: Records, length: int, *, allow_pickle: bool, strict: bool,
-        probe: int, named: bool, says_what_fits: bool,
+        probe: int, looks: int, named: bool, says_what_fits: bool,
     ) -> None:  # fmt: skip
         self.source = source
         self.records = records
@@ -95,6 +90,7 @@ class Samples:
             records.flush_at_end()
         self._says_what_fits = says_what_fits
         self._together = Together(source)
+        self._doubts = Doubts(looks, telling.FIRST_LOOK)
         # Whether the dataset takes -1 for its last sample. Not known before somebody asks for such.
         self._counts_from_end: bool | None = None
         # Cached samples still to be compared with the dataset's: when one is asked for, by whom it
@@ -157,8 +153,9 @@ class Samples:
                 if sample is not _C.MISS:
                     return sample
             sample = self._load(index, asked_for, function)
-            if todo:
-                self._store(acquired, index, sample)
+            stored = bool(todo) and self._store(acquired, index, sample)
+        if stored:
+            sample = self._look_again(index, sample)
         if asked_for:
             return self._copied(index, sample) if to_edit else sample
         return None
@@ -169,9 +166,12 @@ class Samples:
         if function is not None:
             return self._load_together(function, [index])[index]
         self.records.note(0, int(asked_for))
+        watched = self._doubts.before_load(self.source)
         began = time.perf_counter()
         sample = self.source[index]
-        self.records.note_loads(1, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self.records.note_loads(1, seconds)
+        self._doubts.after_load(watched, seconds)
         return sample
 
     def _pass_on(self, key: Any, is_other: bool, to_edit: bool) -> Any:
@@ -312,6 +312,7 @@ class Samples:
         if function is None or not indices or gives_whole_batches:
             return [self.load(index, to_edit) for index in indices]
         loaded: dict[int, Any] = {}
+        stored: list[int] = []
         with self.records.acquire(indices, _PATIENCE_SECONDS) as acquired:
             while todo := acquired.to_load():
                 # Who was waited for may have found that what comes together are no such samples.
@@ -324,11 +325,17 @@ class Samples:
                         raise
                     loaded.clear()
                     break
-                for index, sample in samples.items():
-                    self._store(acquired, index, sample)
+                stored += [
+                    index
+                    for index, sample in samples.items()
+                    if self._store(acquired, index, sample)
+                ]
                 loaded |= samples
                 # Another process may have found them in doubt, and emptied the store before.
                 self._clear_if_in_doubt()
+        for index in stored:
+            if index in loaded:
+                loaded[index] = self._look_again(index, loaded[index])
 
         def hand_out(index: int) -> Any:
             # Each is handed out once: an index that comes twice gets two samples.
@@ -375,9 +382,12 @@ class Samples:
 
     def _ask(self, function: together.Function, keys: list[Any]) -> Any:
         self.records.note(0, len(keys))
+        watched = self._doubts.before_load(self.source)
         began = time.perf_counter()
         given = function(keys)
-        self.records.note_loads(len(keys), time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self.records.note_loads(len(keys), seconds)
+        self._doubts.after_load(watched, seconds, len(keys))
         return given
 
     def _pass_many_on(
@@ -445,10 +455,12 @@ class Samples:
 
     # Storing
 
-    def _store(self, acquired: _C.Acquiring, index: int, sample: Any) -> None:
-        """Stores a sample that was loaded here. Whatever comes of it, it can be handed out."""
+    def _store(self, acquired: _C.Acquiring, index: int, sample: Any) -> bool:
+        """Stores a sample that was loaded here, if it can be. Whatever comes of it, it can be
+        handed out."""
         if not self.is_used():  # it may be of a new epoch
-            return
+            return False
+        outcome = None
         try:
             outcome = acquired.put(index, sample, self.allow_pickle)
         except Warning:  # asked for as an error
@@ -464,6 +476,7 @@ class Samples:
         self._watch_disk()
         if self._says_what_fits:
             self._say_what_fits()
+        return outcome is _C.Put.STORED
 
     def _watch_disk(self) -> None:
         """Tells what the disk has to say, after something was given to it."""
@@ -525,6 +538,7 @@ class Samples:
         other.source, other.length = source, len(source)
         other._together, other._until_others = Together(source), Countdown(0)
         other._counts_from_end = None
+        other._doubts = Doubts(0, telling.FIRST_LOOK)
         telling.of_replaced(source)
         return other
 
@@ -561,6 +575,21 @@ class Samples:
                 telling.of_random(self.records, place)
             self._uncompared.count()
 
+    def _look_again(self, index: int, sample: Any) -> Any:
+        """A sample that was just stored, after it was loaded once more and compared if it is its
+        turn."""
+        if not self._doubts.are_due(self.records):
+            return sample
+        kept = as_stored(sample)  # who is asked again may answer in the same memory
+        began = time.perf_counter()
+        outcome = SAME
+        with random_numbers_kept(generators_of(self.source)), contextlib.suppress(Exception):
+            outcome = compare(self.records, self.source, index, self.allow_pickle)
+        self._doubts.looked(time.perf_counter() - began, outcome == RANDOM)
+        if outcome == RANDOM:
+            telling.of_random(self.records, index)
+        return kept if same(kept, sample) is False else sample
+
     # What is told
 
     def stats(self) -> CachedDatasetStats:
@@ -575,8 +604,13 @@ class Samples:
         tried = stats.fills + stats.dropped + stats.too_large + stats.unsupported
         if tried >= min(SAMPLES, self.length):
             self._says_what_fits = False
-            if stats.fills and self.records.is_first_to_tell(telling.WHAT_FITS):
-                say(str(Plan.of(stats)), inherited=os.getpid() != self._made_by)
+            if stats.fills:
+                self.tell_once(telling.WHAT_FITS, str(Plan.of(stats)))
+
+    def tell_once(self, what: int, line: str) -> None:
+        """Prints a line, unless another process of the node has."""
+        if self.records.is_first_to_tell(what):
+            say(line, inherited=os.getpid() != self._made_by)
 
     def _tell_of_key(self, key: Any, samples: int = 1) -> None:
         for _ in range(samples):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stocache import _html
 from stocache.sizes import show_bytes
 
 
@@ -88,6 +89,22 @@ class CachedDatasetStats:
     def seconds_saved(self) -> float:
         """What loading the hits from the source would have taken."""
         return self.hits * self.load_seconds / max(1, self.loads)
+
+    def _levels(self) -> list[_html.Level]:
+        """What is where, for people."""
+        found: list[_html.Level] = [
+            ("memory", self.used_bytes, self.data_bytes, self._part(self.filled))
+        ]
+        if self.disk is not None:
+            disk = self.disk
+            found.append(("disk", disk.used_bytes, disk.data_bytes, self._part(disk.filled)))
+        return found
+
+    def _part(self, samples: int) -> str:
+        return f"{samples} of {self.dataset_len} samples"
+
+    def _repr_html_(self) -> str:
+        return _html.table(type(self).__name__, self._levels(), str(self))
 
     def __str__(self) -> str:
         return (

@@ -13,6 +13,9 @@ from stocache.sizes import show_bytes
 _LRU_REGIONS = 32
 # What is told once per node.
 WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM, _OTHER_KEYS, _WHOLE_BATCHES, _UNREADABLE = range(7)
+WHERE_CUT = 7
+# From here on, looks that were taken (doubts.py).
+FIRST_LOOK = 8
 
 
 def warn(text: str) -> None:
@@ -78,7 +81,7 @@ def of_random(records: _C.Records, index: int) -> None:
 def random_text(index: int) -> str:
     return (
         f"the dataset gives another sample {index} every time, and the cache keeps the first: move "
-        "what is random into CachedDataset(transform=...)"
+        "what is random into CachedDataset(transform=...), or use CachedDataset.until_random()"
     )
 
 

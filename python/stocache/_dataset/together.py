@@ -21,8 +21,9 @@ from torch.utils.data import Subset
 
 from stocache._compare import same
 from stocache._dataset import attributes
-from stocache._dataset.comparing import Countdown, random_numbers_kept
+from stocache._dataset.comparing import Countdown
 from stocache._dataset.copying import as_stored
+from stocache._torch.generators import random_numbers_kept
 
 Function = Callable[[list[Any]], Any]
 

@@ -52,7 +52,7 @@ class Source:
     loads_alone = False
     """Whether torch asks for one sample after the other, also where datasets give many at once."""
 
-    def __init__(self, parts: list[CachedDataset]) -> None:
+    def __init__(self, parts: list[CachedDataset[Any]]) -> None:
         self.parts = parts
 
     def locate(self, indices: Sequence[Any] | Drawn) -> Located:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 from stocache import _C
+from stocache._sharing.changing import changes_by_itself
 from stocache._sharing.fingerprint import differences
 
 NOT_OPEN_ELSEWHERE = ("", 0, -1)  # no process is known to have it open
@@ -18,7 +20,9 @@ def check_on_change(word: object) -> None:
         raise ValueError(f'on_change {word!r} is not known; use "error" or "clear"')
 
 
-def open_or_clear(open_it: Callable[[], None], name: str, on_change: str, parts: str = "") -> None:
+def open_or_clear(
+    open_it: Callable[[], None], name: str, on_change: str, parts: str = "", dataset: Any = None
+) -> None:
     """Calls ``open_it``. If the cache of that name is of other data, removes it first where that is
     asked for and nobody uses it; else says what differs from ``parts``, as far as that is known."""
     try:
@@ -29,11 +33,12 @@ def open_or_clear(open_it: Callable[[], None], name: str, on_change: str, parts:
         if not name or message.partition(":")[0] not in ("fingerprint", "geometry"):
             raise
         if on_change != "clear":
-            differing = what_differs(parts, _notes_of(name))
+            differing = differing_parts(parts, _notes_of(name))
             if not differing or not message.startswith("fingerprint"):
                 raise
             before, _, after = message.partition("other data")
-            raise ValueError(f"{before}other data{differing}{after}") from None
+            remedy = use_a_fingerprint(dataset, differing)
+            raise ValueError(f"{before}other data{in_words(differing)}{after}{remedy}") from None
     with contextlib.suppress(RuntimeError, OSError, ValueError):
         _C.remove_cache(name, False)  # not if it is in use: then opening says so
     open_it()
@@ -56,14 +61,29 @@ def others_at(site: str, fingerprint: str) -> list[str]:
     ]
 
 
-def what_differs(parts: str, notes: str) -> str:
-    """In words, with a space before; nothing if that is not known."""
+def differing_parts(parts: str, notes: str) -> list[str]:
+    """The names of what differs, as far as that is known."""
     theirs = "\n".join(notes.split("\n")[2:])
     if not parts or not theirs:
-        return ""
-    names = differences(parts, theirs, cut=len(notes.encode()) >= _NOTES_BYTES)
+        return []
+    return differences(parts, theirs, cut=len(notes.encode()) >= _NOTES_BYTES)
+
+
+def in_words(names: list[str]) -> str:
+    """With a space before; nothing if there are none."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f" (what differs: {', '.join(names[:_NAMED])}{more})" if names else ""
+
+
+def use_a_fingerprint(dataset: Any, names: list[str]) -> str:
+    """What to do if one of what differs is another in every process; nothing if none is."""
+    found = changes_by_itself(dataset, names)
+    if not found:
+        return ""
+    return (
+        f"; {found[0]}: if the samples do not depend on it, pass fingerprint= with a text that you "
+        "change whenever the samples change"
+    )
 
 
 def _notes_of(name: str) -> str:

@@ -99,8 +99,10 @@ def class_parts(kind: type, made: bool = False) -> dict[str, Any]:
             label += "'"
         parts[label] = part
 
-    if not is_library(type(kind).__module__):
-        add("(metaclass)", ClassOf(type(kind)))
+    metaclass = type(kind)
+    # One that does not say where it is from is Cython's, for what its modules have in common.
+    if isinstance(metaclass.__module__, str) and not is_library(metaclass.__module__):
+        add("(metaclass)", ClassOf(metaclass))
     for parent in kind.__mro__:
         if is_library(parent.__module__):
             add(f"({parent.__qualname__})", library_mark(parent.__module__))

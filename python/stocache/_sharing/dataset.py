@@ -12,10 +12,12 @@ import torch
 from stocache import _C
 from stocache._sharing.change import (
     NOT_OPEN_ELSEWHERE,
+    differing_parts,
+    in_words,
     note,
     open_or_clear,
     others_at,
-    what_differs,
+    use_a_fingerprint,
 )
 from stocache._sharing.disk import Disk
 from stocache._sharing.fingerprint import Fingerprint, fingerprint
@@ -84,7 +86,7 @@ def open_records(
             limit, max(1, length), policy, chosen, backing, keep, hashed, huge_pages,
             *NOT_OPEN_ELSEWHERE,
         ),
-        chosen, on_change, found.notes(),
+        chosen, on_change, found.notes(), dataset,
     )  # fmt: skip
     opened = str(records.location()["opened"])
     if disk is not None:
@@ -93,11 +95,14 @@ def open_records(
         note(chosen, type(dataset).__qualname__, site, found.notes())
     # Who came at the same moment may have left word since.
     if site and (others := others or others_at(site, hashed)):
+        differing = differing_parts(found.notes(), others[0])
+        remedy = use_a_fingerprint(dataset, differing) or (
+            "; if they have the same samples at the same indices, pass name= and fingerprint= to "
+            "share one"
+        )
         warnings.warn(
-            "the ranks of this node have different datasets"
-            f"{what_differs(found.notes(), others[0])}, so each keeps a cache of its own; if they "
-            "have the same samples at the same indices, pass name= and fingerprint= to share one, "
-            "or shared=False to say that they have not",
+            f"the ranks of this node have different datasets{in_words(differing)}, so each keeps a "
+            f"cache of its own{remedy}, or shared=False to say that they have not",
             RuntimeWarning,
             stacklevel=3,
         )

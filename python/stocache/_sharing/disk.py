@@ -7,12 +7,14 @@ import hashlib
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from stocache import _C
-from stocache._sharing.change import what_differs
+from stocache._sharing.change import differing_parts, in_words, use_a_fingerprint
+from stocache._sharing.changing import changes_by_itself
 from stocache.sizes import parse_size
 
 _ABOUT = "about"  # what a folder is for, in the words of `change.note`
@@ -45,7 +47,9 @@ class Disk:
         folder = os.path.join(self.path, f"{_file_name(label)}-{fingerprint[:_DIGITS]}")
         if on_change is not None:
             for other in _others(folder):
-                _answer_change(other, on_change, about)
+                _answer_change(other, on_change, about, dataset)
+        elif not os.path.exists(folder):
+            _tell_of_lost(folder, about, dataset)
         _remove_left_over(self.path)
         budget = parse_size("disk", self.size, lambda: _free(self.path, folder))
         keys = b"" if self.key is None else self._keys(len(dataset))
@@ -170,15 +174,33 @@ def _others(folder: str) -> Iterator[str]:
                 yield entry.path
 
 
-def _answer_change(other: str, on_change: str, ours: str) -> None:
+def _answer_change(other: str, on_change: str, ours: str, dataset: Any) -> None:
     if on_change == "clear":
         remove(other)
         return
-    differing = what_differs("\n".join(ours.split("\n")[2:]), about(other))
+    differing = _differing(ours, other)
     raise ValueError(
-        f"fingerprint: {other} was made for other data{differing}; use another name or disk_path, "
-        'or on_change="clear" to remove it'
+        f"fingerprint: {other} was made for other data{in_words(differing)}; use another name or "
+        f'disk_path, or on_change="clear" to remove it{use_a_fingerprint(dataset, differing)}'
     )
+
+
+def _tell_of_lost(folder: str, ours: str, dataset: Any) -> None:
+    """Warns if what an earlier run left is not found for nothing but what changes by itself."""
+    for other in _others(folder):
+        differing = _differing(ours, other)
+        if differing and len(changes_by_itself(dataset, differing)) == len(differing):
+            warnings.warn(
+                f"{other} is of an earlier run, and this one does not know it again"
+                f"{in_words(differing)}{use_a_fingerprint(dataset, differing)}",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+            return
+
+
+def _differing(ours: str, other: str) -> list[str]:
+    return differing_parts("\n".join(ours.split("\n")[2:]), about(other))
 
 
 def _note(folder: str, text: str) -> None:

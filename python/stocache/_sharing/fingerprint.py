@@ -14,8 +14,12 @@ from stocache._sharing.modules import users_own
 from stocache._sharing.natives import attributes_of, shows_all
 from stocache._sharing.sameness import contents, digest, refusal
 
-# Packages whose datasets are no code of the user's, though a dataset's class may be theirs.
-_COMMON = ("torch", "builtins", "typing", "abc", "collections")
+# Packages whose datasets are no code of the user's, though a dataset's class may be theirs: they
+# count by source and version, and not by what they have in memory, such as random states.
+_COMMON = frozenset((
+    "abc", "builtins", "collections", "datasets", "monai", "stocache", "timm", "torch",
+    "torch_geometric", "torchaudio", "torchdata", "torchvision", "transformers", "typing",
+))  # fmt: skip
 _PART_DIGITS = 8
 _NESTED = 16  # datasets in datasets whose attributes are told apart
 

@@ -33,6 +33,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from stocache._torch.generators import is_generator, set_state, state_of
 from stocache._torch.order import Drawn, drawn, listed
 
 VERSION = 1
@@ -75,13 +76,13 @@ class Samplers:
                 places[f"{place}.{name}"] = value
         found: dict[str, Any] = {}
         for place, value in places.items():
-            if _is_generator(value) and all(value is not other for other in found.values()):
+            if is_generator(value) and all(value is not other for other in found.values()):
                 found[place] = value
         return found
 
     def everything_random(self) -> dict[str, Any]:
         """The states of all generators that they may draw from."""
-        states = {place: _state(value) for place, value in self.generators().items()}
+        states = {place: state_of(value) for place, value in self.generators().items()}
         states["torch"] = torch.get_rng_state()
         if not self.are_torchs():
             states["python"] = random.getstate()
@@ -371,7 +372,7 @@ class Progress:
             "share": samplers.share(),
             "sampler_epoch": samplers.epoch() if epoch is None else epoch.set_by_program,
             "sampler_state": between,
-            "generators": _plain({n: _state(g) for n, g in samplers.generators().items()}),
+            "generators": _plain({n: state_of(g) for n, g in samplers.generators().items()}),
             "epoch": None if epoch is None else epoch.state(),
             "workers": workers,
         }
@@ -379,7 +380,7 @@ class Progress:
     def load(self, samplers: Samplers, about: dict[str, Any], state: Any) -> None:
         _check(samplers, about, state)
         for place, value in samplers.generators().items():
-            _set_state(value, _state_from_plain(state["generators"][place]))
+            set_state(value, _state_from_plain(state["generators"][place]))
         if state["sampler_epoch"] is not None:
             samplers.set_epoch(state["sampler_epoch"])
         if state["sampler_state"] is not None:
@@ -504,54 +505,11 @@ def _is_stateful(thing: Any) -> bool:
     return all(callable(_attribute(thing, name)) for name in ("state_dict", "load_state_dict"))
 
 
-# What most attributes of samplers are, and no generator is: to ask torch of each takes long.
-_PLAIN = frozenset((bool, int, float, str, type(None), list, tuple, dict, range))
-
-
-def _is_generator(value: Any) -> bool:
-    """Whether it is a random generator, and not one that the whole program draws from."""
-    if type(value) in _PLAIN:
-        return False
-    if isinstance(value, torch.Generator):
-        return value is not torch.default_generator
-    if isinstance(value, random.Random):
-        if isinstance(value, random.SystemRandom):  # which has no state
-            return False
-        return value is not getattr(random.random, "__self__", None)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is None:
-        return False
-    if isinstance(value, numpy_random.RandomState):
-        return value is not getattr(numpy_random.rand, "__self__", None)
-    return isinstance(value, numpy_random.Generator)
-
-
-def _state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if hasattr(generator, "bit_generator"):
-        return generator.bit_generator.state
-    return generator.get_state(legacy=False)
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif hasattr(generator, "bit_generator"):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
-
-
 def _set_states(samplers: Samplers, plain: dict[str, Any]) -> None:
     states = _from_plain(plain)
     for place, generator in samplers.generators().items():
         if place in states:
-            _set_state(generator, states[place])
+            set_state(generator, states[place])
     torch.set_rng_state(states["torch"])
     if "python" in states:
         random.setstate(states["python"])
@@ -570,7 +528,7 @@ def _random_states_kept(samplers: Samplers, but_their_own: bool) -> Iterator[Non
         yield
     finally:
         for place, generator in own.items():
-            _set_state(generator, before[place])
+            set_state(generator, before[place])
         torch.set_rng_state(before["torch"])
         if "python" in before:
             random.setstate(before["python"])

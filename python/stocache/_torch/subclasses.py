@@ -63,6 +63,12 @@ def tree_functions(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any, Any]
     return None if known is None else (known.flatten_fn, known.unflatten_fn)
 
 
+def parts_of_tree(sample: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """All that is in nested containers, and how to make the same of other parts."""
+    parts, shape = pytree.tree_flatten(sample)
+    return parts, lambda made: pytree.tree_unflatten(made, shape)
+
+
 def coo_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices and values of a sparse tensor as they are: not sorted, nor added up."""
     return tensor._indices(), tensor._values()

@@ -1,0 +1,131 @@
+"""Random generators of torch, Python and numpy: those of a program, and those of its objects."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+import torch
+
+# So many objects are looked at for generators, and so many items of a list: the attributes of a
+# dataset may be millions of file names.
+_OBJECTS = 2000
+_ITEMS = 64
+
+# What most attributes are, and no generator is: to ask torch of each takes long.
+_ATOMS = frozenset((bool, int, float, str, bytes, type(None), range))
+_PLAIN = _ATOMS | {list, tuple, dict}
+
+
+def is_generator(value: Any) -> bool:
+    """Whether it is a random generator, and not one that the whole program draws from. Asks the
+    object nothing."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return False
+    if issubclass(kind, torch.Generator):
+        return value is not torch.default_generator
+    if issubclass(kind, random.Random):
+        if issubclass(kind, random.SystemRandom):  # which has no state
+            return False
+        return value is not getattr(random.random, "__self__", None)
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is None:
+        return False
+    if issubclass(kind, numpy_random.RandomState):
+        return value is not getattr(numpy_random.rand, "__self__", None)
+    return issubclass(kind, numpy_random.Generator)
+
+
+def state_of(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if hasattr(generator, "bit_generator"):
+        return generator.bit_generator.state
+    return generator.get_state(legacy=False)
+
+
+def set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def generators_of(value: Any) -> list[Any]:
+    """The generators that belong to an object: in its attributes, and in what these hold. Nothing
+    of it is called."""
+    found: list[Any] = []
+    met: dict[int, Any] = {}
+    waiting = [value]
+    while waiting and len(met) < _OBJECTS:
+        each = waiting.pop()
+        if id(each) in met or type(each) in _ATOMS:
+            continue
+        met[id(each)] = each
+        kind = type(each)
+        if is_generator(each):
+            found.append(each)
+        elif kind in (list, tuple):
+            waiting += each[:_ITEMS]
+        elif kind is dict:
+            waiting += islice(each.values(), _ITEMS)
+        elif kind.__dictoffset__ and not issubclass(kind, (type, torch.Tensor, ModuleType)):
+            with contextlib.suppress(Exception):  # it does not want to be looked at
+                waiting += islice(vars(each).values(), _ITEMS)
+    return found
+
+
+def states(generators: list[Any]) -> list[Any]:
+    """Of the generators that a program draws from, and of these. Equal ones have the same bytes."""
+    numpy = sys.modules.get("numpy.random")
+    return [
+        random.getstate(),
+        torch.get_rng_state(),
+        None if numpy is None else numpy.get_state(),
+        *map(state_of, generators),
+    ]
+
+
+@contextlib.contextmanager
+def random_numbers_kept(generators: list[Any] | None = None) -> Iterator[None]:
+    """What is drawn inside is drawn again outside: from the generators that a program draws from,
+    and from these."""
+    own = generators or []
+    before = states(own)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        torch.set_rng_state(before[1])
+        if before[2] is not None:
+            sys.modules["numpy.random"].set_state(before[2])
+        for generator, state in zip(own, before[3:], strict=True):
+            set_state(generator, state)
+
+
+def have_moved(before: list[Any], after: list[Any]) -> bool:
+    """Whether anything was drawn between two ``states``."""
+    return not all(map(_equal, before, after))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return all(_equal(one[name], other[name]) for name in one)
+    if isinstance(one, tuple) and not isinstance(one[0], int):
+        return all(map(_equal, one, other))
+    same = one == other  # of arrays, each element
+    return bool(same.all() if hasattr(same, "all") else same)
