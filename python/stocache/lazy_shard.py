@@ -311,7 +311,7 @@ class LazyShardDataset(Dataset[Any]):
         return max(0, hits - below), misses + below
 
     @property
-    def store(self) -> CachedDataset:
+    def store(self) -> CachedDataset[Any]:
         """What the node keeps, by position."""
         return self._store
 
@@ -381,7 +381,7 @@ class _Values:
         return default if found is _C.MISS else found
 
 
-class _Store(CachedDataset):
+class _Store(CachedDataset[Any]):
     """What a node keeps. Ranks with another part do not share it."""
 
     def _stocache_part(self, dataset: Any) -> str:
