@@ -26,7 +26,7 @@ from stocache._sharing.fingerprint import fingerprint as look_at
 from stocache._sharing.launcher import find_job
 from stocache.bilevel import Counter, Level
 from stocache.cached_dataset import CachedDataset
-from stocache.planner import Plan, measured, say
+from stocache.planner import SECONDS, Plan, measured, say
 from stocache.sizes import parse_size, show_bytes
 
 _MODES = ("rank", "node", "disk")
@@ -131,6 +131,7 @@ class LazyShardDataset(Dataset[Any]):
         options.update(self._sharing(fingerprint, options, disk_size is not None))
         if mode == "disk":
             options["shared"] = False
+        if options.get("shared") is False:
             memory //= me.ranks_on[me.node]
         if disk_size is not None:
             keys = Keys(shard.keys())
@@ -403,7 +404,9 @@ def _report(
         size = 1.0
         # One of those who can ask each other measures.
         if number == 0 or not _ranks.has_group():
-            size = _sample_bytes(dataset)
+            # Without a word from the others, all must measure the same samples.
+            alone = terms.num_replicas > 1 and not _ranks.has_group()
+            size = _sample_bytes(dataset, math.inf if alone else SECONDS)
         return Report(number, node, terms, room, on_disk, size), None
     except Exception as error:
         trouble = str(error) or type(error).__name__
@@ -417,11 +420,11 @@ def _with_bytes(report: Report, sample_bytes: float) -> Report:
     )  # fmt: skip
 
 
-def _sample_bytes(dataset: Any) -> float:
+def _sample_bytes(dataset: Any, seconds: float) -> float:
     """What a sample takes, rather too much: as many as were measured may all be smaller ones."""
     if len(dataset) == 0:
         return 1.0
-    found: Plan = apart(lambda: measured(dataset, seconds=math.inf))
+    found: Plan = apart(lambda: measured(dataset, seconds=seconds))
     if not found.sampled:
         raise ValueError(f"what fits is not known, because {found.failed}")
     return found.mean + 2 * found.deviation / math.sqrt(found.sampled)

@@ -19,7 +19,7 @@ from stocache._sharing.disk import WAYS, check_compression
 from stocache.sizes import parse_size, show_bytes
 
 SAMPLES = 16  # so many are measured
-_SECONDS = 1.0  # a slow source is not asked for all of them
+SECONDS = 1.0  # a slow source is not asked for all of them
 # What a cache takes for itself, the index entry of a sample, and the padding of its record.
 _HEAD_BYTES = 176 << 10
 _ENTRY_BYTES = 18
@@ -197,7 +197,7 @@ def _fit(memory: int, disk: int, mean: float, on_disk: float) -> int:
 
 def measured(
     dataset: Sequence[Any], memory: int = 0, allow_pickle: bool = False, packed: bool = False,
-    seconds: float = _SECONDS,
+    seconds: float = SECONDS,
 ) -> Plan:  # fmt: skip
     """The sizes of samples spread over the dataset, in this process; of fewer, if they take more
     than so many seconds."""

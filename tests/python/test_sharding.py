@@ -222,7 +222,7 @@ def test_min_elements_that_cannot_be_met_are_told(shard):
     assert len(shard(min_elements=LENGTH)) == LENGTH
     with pytest.raises(ValueError, match="101 samples over 2 ranks are 50 each"):
         shard(min_elements=60, rank=0, num_replicas=2)
-    with pytest.raises(ValueError, match=r"min_elements is 90, but rank 0 gets \d+: .* hold about"):
+    with pytest.raises(ValueError, match=r"but a rank of node 0 gets \d+: .* hold about"):
         shard(min_elements=90, memory_size="200KiB")
 
 
@@ -353,6 +353,23 @@ def test_another_number_of_ranks_keeps_what_is_still_the_same(shard, log, tmp_pa
         assert not source.loads(), "all of it is on disk"
         dataset.close()
         Path(log).touch()
+
+
+def test_what_was_kept_of_another_part_is_refused(shard, unique_name):
+    """Samples are known by their place in a part: in another part that is another sample."""
+    name = unique_name()
+    source = Fixed([torch.tensor(i) for i in range(20)])
+    options = {"num_replicas": 2, "name": name, "keep": True, "fingerprint": "same"}
+    first = shard(source, rank=0, **options)
+    for i in range(len(first)):
+        first[i]
+    first.close()
+    with pytest.raises(ValueError, match="fingerprint"):
+        shard(source, rank=1, **options)
+    other = shard(source, rank=1, on_change="clear", **options)
+    assert [int(sample) for sample in other] == other.indices().tolist()
+    other.close()
+    stocache.node.remove(name)
 
 
 def test_other_data_have_another_folder(shard, tmp_path):

@@ -110,10 +110,8 @@ def share_of(rank: Rank, terms: Terms, of_node: list[Report], agreed: bool) -> S
             for k in range(ranks)
         ]
     )
-    visits = each[before + rank.local]
-    _check_size(rank, terms, of_node[rank.node], capacities[rank.node], visits)
-    if terms.equal:
-        visits = min(each)
+    _check_sizes(rank, terms, of_node, capacities, each)
+    visits = min(each) if terms.equal else each[before + rank.local]
     return Share(
         start=start, length=end - start, first=parts[mine][0] - start, held=parts[mine][1],
         holder=mine, step=1 if by_rank else rank.ranks_on[rank.node],
@@ -127,22 +125,29 @@ def _capacity(report: Report, overflow: float) -> int:
     return min(1 << 62, int(fits * (1 + overflow)))
 
 
-def _check_size(rank: Rank, terms: Terms, report: Report, capacity: int, visits: int) -> None:
+def _check_sizes(
+    rank: Rank, terms: Terms, of_node: list[Report], capacities: list[int], each: list[int]
+) -> None:
+    """Of all ranks, so that none goes on where another cannot."""
     fair = terms.samples // rank.ranks
     least = terms.min_elements or min(1, fair)
-    if visits >= least:
+    if min(each) >= least:
         return
     if fair < least:
         raise ValueError(
             f"min_elements is {least}, but {terms.samples} samples over {rank.ranks} ranks are "
             f"{fair} each; use {fair} or less"
         )
+    fewest = each.index(min(each))
+    nodes = [node for node, ranks in enumerate(rank.ranks_on) for _ in range(ranks)]
+    node = nodes[fewest]
+    report = of_node[node]
     room = f"{show_bytes(report.memory)} of memory"
     if report.disk:
         room += f" and {show_bytes(report.disk)} on disk"
     raise ValueError(
-        f"min_elements is {least}, but rank {rank.number} gets {visits}: {room} of its node hold "
-        f"about {capacity} samples of {show_bytes(report.sample_bytes)} for "
-        f"{rank.ranks_on[rank.node]} ranks; lower min_elements, or give more memory_size, "
-        "disk_size or overflow"
+        f"min_elements is {least}, but a rank of node {node} gets {each[fewest]}: {room} hold "
+        f"about {capacities[node]} samples of {show_bytes(report.sample_bytes)} for "
+        f"{rank.ranks_on[node]} ranks; lower min_elements, or give more memory_size, disk_size or "
+        "overflow"
     )

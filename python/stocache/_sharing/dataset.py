@@ -67,7 +67,8 @@ def open_records(
             RuntimeWarning,
             stacklevel=3,
         )
-    hashed = _C.fingerprint_of(found.text)
+    # Who has another part must not take it for this one, under whichever name.
+    hashed = _C.fingerprint_of(digest(found.text, part) if part else found.text)
     length = len(dataset)
     site = "" if apart is None else _site(apart, policy, caller)
     others = others_at(site, hashed) if site else []
