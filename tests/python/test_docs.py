@@ -204,7 +204,10 @@ def test_the_files_in_datasets_md_print_what_is_shown(unique_name, run_script):
 
 @pytest.mark.parametrize(
     ("page", "names"),
-    [("files", ["pictures.py", "changed.py", "pairs.py"]), ("tiers", ["restart.py", "bilevel.py"])],
+    [
+        ("files", ["pictures.py", "changed.py", "pairs.py"]),
+        ("tiers", ["restart.py", "packed.py", "bilevel.py"]),
+    ],
 )
 def test_the_files_of_a_page_print_what_is_shown(run_script, page, names):
     files = files_of((ROOT / "docs" / f"{page}.md").read_text())
