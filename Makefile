@@ -107,6 +107,7 @@ bench: build ## Print the speed tables: peers and limits in the same run
 	$(PY) benches/python/partly_cached.py || missed=1; \
 	$(PY) benches/python/sharding.py || missed=1; \
 	$(PY) benches/python/file_cache.py || missed=1; \
+	$(PY) benches/python/disk.py || missed=1; \
 	exit $$missed
 
 bench-peers: build ## Warm epochs through a DataLoader, with a plot
@@ -116,7 +117,7 @@ bench-ffcv: build $(FFCV)/.installed ## stocache.DataLoader beside FFCV, which g
 	$(FFCV)/bin/python benches/python/cached_dataset.py --only loader --with-ffcv
 
 bench-core: ## Criterion benches of the core alone
-	cargo bench --bench slots --bench records
+	cargo bench --bench slots --bench records --bench checksums
 
 build: $(VENV)/.installed ## Install stocache into .venv
 

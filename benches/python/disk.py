@@ -1,6 +1,6 @@
 """The disk level against plain reads and its peers: one table, exit status 1 if a target is missed.
 
-python benches/python/disk.py [--only reads epochs writes opens sources shares rates]
+python benches/python/disk.py [--only reads epochs writes opens sources shares rates packed ahead]
     [--rounds N] [--json PATH] [--with-many]
 
 Works in the folder for temporary files, which must be on a disk (TMPDIR says where), and takes
@@ -67,6 +67,21 @@ class Samples(Dataset[Tensor]):
 
     def first_bytes(self, indices: Any) -> Tensor:
         return self.noise[torch.as_tensor(indices)]
+
+
+class Masks(Samples):
+    """What compresses well: few different numbers of 8 bytes, in stretches."""
+
+    def __init__(self, size: int, count: int) -> None:
+        super().__init__(size, count)
+        numbers = self.noise.long()[: size // 8 + count] % 8
+        self.words = numbers.repeat_interleave(16)
+
+    def __getitem__(self, idx: int) -> Tensor:
+        return self.words[idx : idx + self.size // 8].clone().view(torch.uint8)
+
+    def first_bytes(self, indices: Any) -> Tensor:
+        return self.words[torch.as_tensor(indices)].to(torch.uint8)
 
 
 # The page cache
@@ -209,6 +224,8 @@ class DiskCache(Side):
 class Ours(Side):
     """Samples on disk alone: memory has no room for one."""
 
+    compression: str | None = None
+
     def fill(self) -> None:
         with contextlib.closing(self.cached()) as dataset:
             dataset.warm(progress=False)
@@ -219,7 +236,7 @@ class Ours(Side):
         room = self.source.count * (self.source.size + 1024) + 2**26
         return CachedDataset(
             self.source, memory, disk=room, disk_path=self.folder, fingerprint="bench", probe=0,
-            verbose=False,
+            verbose=False, compression=self.compression,
         )  # fmt: skip
 
     def open(self) -> Reader:
@@ -227,9 +244,17 @@ class Ours(Side):
         return dataset.batches.__getitem__
 
 
+class Zstd(Ours):
+    compression = "zstd"
+
+
+class Lz4(Ours):
+    compression = "lz4"
+
+
 PEERS: dict[str, type[Side]] = {
     "preads": Preads, "one file each": OneFileEach, "LMDB": Lmdb, "diskcache": DiskCache,
-    "ours": Ours,
+    "ours": Ours, "zstd": Zstd, "lz4": Lz4,
 }  # fmt: skip
 
 
@@ -620,9 +645,58 @@ def optimum(orders: list[list[int]], room: int) -> float:
     return hits / (len(asked) - len(orders[0]))
 
 
+# Packed, and ahead of use
+
+
+def packed(table: Table, progress: Any, rounds: int) -> None:
+    """What compression buys where samples compress: room, and speed of this disk."""
+    size, count = SIZES["150 KB"]
+    with sides_of(Masks(size, count), "ours", "zstd", "lz4") as sides:
+        room = {}
+        for key, side in sides.items():
+            with contextlib.closing(side.cached()) as dataset:  # type: ignore[attr-defined]
+                room[key] = dataset.stats().disk.used_bytes
+        each = {key: lambda side=side: read_all(side) for key, side in sides.items()}
+        times = interleave(each, max(3, rounds // 3), progress, warmup=0)
+    for way in ("zstd", "lz4"):
+        less = room["ours"] / room[way]
+        words = f"{less:.1f} x the room, {times.ratio('ours', way):.2f} x the speed, cold"
+        table.at_least(f"masks of int64, compression={way!r}: room", less, 4, words, " x")
+
+
+def ahead(table: Table, progress: Any, rounds: int) -> None:
+    """Samples one by one, in an order that was announced or was not."""
+    for name, (size, count) in SIZES.items():
+        with (
+            sides_of(Samples(size, count), "ours") as sides,
+            contextlib.closing(sides["ours"].cached()) as dataset,  # type: ignore[attr-defined]
+        ):
+
+            def one_by_one(announce: bool, dataset: Any = dataset, sides: Any = sides) -> float:
+                make_cold(sides["ours"].folder)
+                order = random.sample(range(len(dataset)), min(4000, len(dataset)))
+                start = time.perf_counter()
+                if announce:
+                    dataset.prefetch(order)
+                for idx in order:
+                    dataset[idx]
+                return time.perf_counter() - start
+
+            each = {
+                "as they come": lambda go=one_by_one: go(False),
+                "announced": lambda go=one_by_one: go(True),
+            }
+            times = interleave(each, max(3, rounds // 3), progress, warmup=0)
+        ratio = times.ratio("as they come", "announced")
+        words = spread(times, "as they come", "announced")
+        what = f"{name}, one by one, cold: prefetch() / without"
+        table.at_least(what, ratio, 1.2, words, " x")
+
+
 SECTIONS = {
     "reads": reads, "epochs": epochs, "writes": writes, "opens": opened(100_000),
-    "sources": sources, "shares": shares, "rates": rates, "many": opened(10_000_000),
+    "sources": sources, "shares": shares, "rates": rates, "packed": packed, "ahead": ahead,
+    "many": opened(10_000_000),
 }  # fmt: skip
 EXTRA = {"many": "open a level of 10 million samples: about 2 GB and some minutes"}
 

@@ -206,7 +206,7 @@ def test_the_files_in_datasets_md_print_what_is_shown(unique_name, run_script):
     ("page", "names"),
     [
         ("files", ["pictures.py", "changed.py", "pairs.py"]),
-        ("tiers", ["restart.py", "bilevel.py"]),
+        ("tiers", ["restart.py", "packed.py", "bilevel.py"]),
         ("sharding", ["parts.py"]),
     ],
 )

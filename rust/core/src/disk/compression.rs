@@ -25,7 +25,7 @@ pub enum Compression {
 }
 
 const LENGTH: usize = 8;
-/// zstd's own word for quick. Three packs at half the speed, and a few percent better.
+/// Who loads a sample packs it, and should not wait for long.
 const ZSTD_LEVEL: i32 = 1;
 
 impl Compression {
