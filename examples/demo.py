@@ -1,12 +1,12 @@
-"""Train a small CNN on JPEGs from a slow source, without and with a SharedCache.
+"""Train a small CNN on JPEGs from a slow source, without and with a CachedDataset.
 
     python examples/demo.py                      # about 80 seconds on two cores
     python examples/demo.py --images 256 --rounds 1 --json build/demo.json
 
 The script writes JPEGs to a temporary folder, reads them through `SlowFolder` (every read
 waits five milliseconds, as on a network disk) and trains the same model twice, epoch by epoch
-in turn: once loading every sample from the source, once keeping prepared samples in a
-`SharedCache`. It prints a table, checks that both runs computed the same thing, and saves a plot.
+in turn: once loading every sample from the source, once keeping prepared samples in memory, by a
+`CachedDataset`. It prints a table, checks that both runs computed the same thing, and saves a plot.
 
 Needs: torch, numpy, pillow, tqdm, matplotlib.
 """
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
-from stocache import SharedCache, SharedCacheStats
+from stocache import CachedDataset, CachedDatasetStats
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler
 from tqdm import tqdm
@@ -41,6 +41,7 @@ FILE_SIDE = 128  # pixels of the JPEGs on "disk"
 SIDE = 96  # pixels of the prepared sample, which is what the cache keeps
 CLASSES = 4
 WARM_UP_IMAGES = 64  # extra images, seen only before the clock starts
+Sample = tuple[Tensor, int]
 PLAIN_COLOUR, CACHED_COLOUR = "#9aa5b1", "#0b7285"
 
 
@@ -88,7 +89,7 @@ class SlowFolder:
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
-class Images(Dataset[tuple[Tensor, int]]):
+class Images(Dataset[Sample]):
     """The dataset as it was before anyone thought of a cache."""
 
     def __init__(self, source: SlowFolder) -> None:
@@ -97,29 +98,13 @@ class Images(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, idx: int) -> tuple[Tensor, int]:
+    def __getitem__(self, idx: int) -> Sample:
         return self.source.load(idx), self.source.labels[idx]
 
 
-class CachedImages(Images):
-    """The same dataset with a cache: one object in `__init__`, three lines in `__getitem__`."""
-
-    def __init__(self, source: SlowFolder, size_limit_gib: float, verbose: bool = True) -> None:
-        super().__init__(source)
-        self.cache = SharedCache(
-            size_limit_gib=size_limit_gib,
-            dataset_len=len(source),
-            data_dims=(3, SIDE, SIDE),
-            dtype=torch.uint8,
-            verbose=verbose,
-        )
-
-    def __getitem__(self, idx: int) -> tuple[Tensor, int]:
-        x = self.cache.get_slot(idx)
-        if x is None:  # not cached yet, or beyond the size limit
-            x = self.source.load(idx)
-            self.cache.set_slot(idx, x)  # no-op beyond the size limit
-        return x, self.source.labels[idx]
+def cached_images(source: SlowFolder, gib: float, verbose: bool = True) -> CachedDataset[Sample]:
+    """The same dataset with a cache: one line."""
+    return CachedDataset(Images(source), memory=int(gib * (1 << 30)), verbose=verbose)
 
 
 # --- Training -----------------------------------------------------------------------------------
@@ -221,7 +206,7 @@ class Comparison:
     cached: list[Pass]
     hit_rates: list[float]  # of the cached run, 0..1 per epoch
     cache_setup_s: float  # constructing the cache: once, before the first epoch
-    stats: SharedCacheStats
+    stats: CachedDatasetStats
     samples_checked: int
     samples_equal: bool
 
@@ -234,7 +219,7 @@ def compare(source: SlowFolder, options: argparse.Namespace) -> Comparison:
     """Train without and with the cache, taking turns so that a busy spell hits both."""
     warm_up = range(options.images, len(source))
     start = time.perf_counter()
-    dataset = CachedImages(source, options.cache_gib)
+    dataset = cached_images(source, options.cache_gib)
     cache_setup_s = time.perf_counter() - start
     plain = Trainer(Images(source), warm_up, options)
     cached = Trainer(dataset, warm_up, options)
@@ -246,27 +231,23 @@ def compare(source: SlowFolder, options: argparse.Namespace) -> Comparison:
         order = shuffled(options.images, seed=options.seed + epoch)
         with progress(options.images, f"epoch {epoch + 1}/{options.epochs} without cache") as bar:
             plain_passes.append(plain.train(order, bar))
-        before = dataset.cache.stats()
+        before = dataset.stats()
         with progress(options.images, f"epoch {epoch + 1}/{options.epochs} with cache") as bar:
             cached_passes.append(cached.train(order, bar))
-        after = dataset.cache.stats()
+        after = dataset.stats()
         hits, misses = after.hits - before.hits, after.misses - before.misses
         hit_rates.append(hits / (hits + misses))
 
     # Only now, when all figures are taken: does the cache hold what the source would give?
-    probes = shuffled(min(options.images, len(dataset.cache)), seed=options.seed)[:16]
-    equal = all(same(dataset.cache.get_slot(idx), source.load(idx)) for idx in probes)
+    probes = shuffled(options.images, seed=options.seed)[:16]
+    equal = all(torch.equal(dataset[idx][0], source.load(idx)) for idx in probes)
     result = Comparison(
         plain_passes, cached_passes, hit_rates, cache_setup_s, after, len(probes), equal
     )
     plain.close()
     cached.close()
-    dataset.cache.close()
+    dataset.close()
     return result
-
-
-def same(cached: Tensor | None, fresh: Tensor) -> bool:
-    return cached is not None and torch.equal(cached, fresh)
 
 
 @dataclass
@@ -294,10 +275,10 @@ def measure_first_epoch(source: SlowFolder, options: argparse.Namespace) -> Over
     plain_s: list[float] = []
     cached_s: list[float] = []
     for turn in range(options.rounds):
-        cached = CachedImages(source, options.cache_gib, verbose=False)
+        cached = cached_images(source, options.cache_gib, verbose=False)
         # Index i is sample i from the source, index shift + i the same sample through the cache.
         shift = len(source)
-        both: ConcatDataset[tuple[Tensor, int]] = ConcatDataset([Images(source), cached])
+        both: ConcatDataset[Sample] = ConcatDataset([Images(source), cached])
         trainer = Trainer(both, [*warm_up, *(shift + i for i in warm_up)], options)
         order = shuffled(options.images, seed=options.seed + turn)
         label = f"first epochs, round {turn + 1}/{options.rounds}"
@@ -310,7 +291,7 @@ def measure_first_epoch(source: SlowFolder, options: argparse.Namespace) -> Over
                 for indices, seconds in sides:
                     seconds.append(trainer.train(indices, bar).seconds)
         trainer.close()
-        cached.cache.close()
+        cached.close()
     extra = sorted(c / p - 1 for p, c in zip(plain_s, cached_s, strict=True))
     # The interval goes by ranks, which assumes nothing about the noise. With fewer than six
     # pairs it is their whole range.
@@ -383,7 +364,7 @@ def save_plot(
     width = 0.38
     sides = [
         (comparison.plain, -width / 2, PLAIN_COLOUR, "without cache"),
-        (comparison.cached, width / 2, CACHED_COLOUR, "with SharedCache"),
+        (comparison.cached, width / 2, CACHED_COLOUR, "with CachedDataset"),
     ]
     for passes, shift, colour, label in sides:
         bars = left.bar(
@@ -491,7 +472,7 @@ def positive_int(text: str) -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Train a small CNN from a slow source, without and with a SharedCache.",
+        description="Train a small CNN from a slow source, without and with a CachedDataset.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--images", type=positive_int, default=1536, help="images per epoch")

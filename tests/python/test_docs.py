@@ -49,7 +49,9 @@ def readme_blocks() -> list[str]:
 def test_the_one_line_of_the_readme_runs(capsys):
     samples = [{"x": torch.full((3,), float(i)), "name": f"sample {i}"} for i in range(4)]
     names = {"dataset": samples, "augment": lambda sample: (sample["name"], sample["x"] + 1)}
-    exec(readme_blocks()[0].replace("32GiB", "64MiB"), names)
+    block = readme_blocks()[0].replace("32GiB", "64MiB").replace("num_workers=8", "num_workers=1")
+    exec(block, names)
+    assert tuple(names["images"]) and names["labels"].shape == (4, 3)
     for _ in range(2):
         name, x = names["dataset"][2]
         assert name == "sample 2" and x.tolist() == [3.0] * 3

@@ -1,13 +1,13 @@
 """A dataset with random steps in its transform, cut in two: what can be cached, and the rest.
 
-The dataset is copied, and its copy given the first steps in the place of its transform. What these
+The dataset is copied, and its copy given the first steps in the place of its transform. All steps
+are the same objects as before: MONAI knows them again when it inverts what they did. What the first
 gave is then looked for in the sample, by identity: wherever it stands, and however often a dataset
 called its transform for one sample, the rest goes on there. The places are cached with the sample.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import sys
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
-# Steps of torchvision that give the same for the same image. Whatever is not known is taken for
-# random: then less is cached, and nothing is wrong.
+# Steps of torchvision that give the same for the same image and draw nothing. Whatever is not known
+# is taken for random: then less is cached, and nothing is wrong.
 _SAME_EVERY_TIME = frozenset((
     "CenterCrop", "ClampBoundingBoxes", "ClampKeyPoints", "ConvertBoundingBoxFormat",
     "ConvertImageDtype", "FiveCrop", "Grayscale", "Identity", "LinearTransformation", "Normalize",
@@ -59,8 +59,6 @@ def split(dataset: Any, steps: int | None = None) -> Split:
     told = _told(f"{type(owner).__name__}.{name}", before, after)
     if after is None:
         return Split(dataset, None, told)
-    with contextlib.suppress(Exception):  # what cannot be copied is shared with the dataset
-        after = copy.deepcopy(after)  # it may have random numbers of its own
     prepared = UpToRandom(_with_first_steps(dataset, name, First(_without_random_state(before))))
     return Split(prepared, Rest(after, several=name == "transforms"), told)
 
@@ -226,8 +224,6 @@ def _may_be_random(step: Any) -> bool:
     library, _, name = _kind(step).rpartition(".")
     if not library.startswith("torchvision.transforms"):
         return True
-    if name == "GaussianBlur":
-        return len(set(step.sigma)) > 1  # one of a range
     return name not in _SAME_EVERY_TIME
 
 

@@ -1,0 +1,257 @@
+"""Loaders and trainers that people have, over a cache: what they give is what they give without."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+import stocache
+import torch
+from sources import Fixed
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "ecosystem"
+
+
+def run(*command: str | Path, folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "cache of its own" not in done.stderr
+    return done.stdout
+
+
+# What the examples print: ranks, hits and loads of all of them together.
+SHARED = re.compile(r"2 ranks, 128 hits, 64 loads")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_ranks_of_lightning_share_one_cache(tmp_path, strategy):
+    assert SHARED.search(
+        run(sys.executable, EXAMPLES / "lightning_ddp.py", strategy, folder=tmp_path)
+    )
+
+
+def test_ranks_of_accelerate_share_one_cache(tmp_path):
+    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    assert SHARED.search(run(*launch, EXAMPLES / "accelerate_loop.py", folder=tmp_path))
+
+
+def test_lightning_makes_loaders_anew_and_keeps_the_cache(cached):
+    """With a sampler of its own, and of our loader too, though it is a subclass."""
+    from lightning.pytorch.utilities import data as lightning_data
+
+    samples = [torch.full((4,), i) for i in range(16)]
+    dataset = cached(Fixed(samples))
+    for kind in (DataLoader, stocache.DataLoader):
+        loader = kind(dataset, 4, shuffle=True)
+        sampler = DistributedSampler(dataset, 2, 0, seed=1)
+        again = lightning_data._update_dataloader(loader, sampler)
+        assert again.dataset is dataset
+        expected = list(DataLoader(samples, 4, sampler=sampler))
+        for _ in range(2):
+            assert all(map(torch.equal, again, expected))
+    assert dataset.stats().loads == 8
+
+
+@pytest.mark.parametrize("kind", [DataLoader, stocache.DataLoader])
+def test_prepare_of_accelerate_gives_the_same_batches(cached, kind):
+    from accelerate import Accelerator
+
+    samples = [(torch.full((4,), float(i)), i) for i in range(16)]
+    dataset = cached(Fixed(samples))
+    batches = []
+    for source, loader in ((Fixed(samples), DataLoader), (dataset, kind), (dataset, kind)):
+        torch.manual_seed(3)
+        prepared = Accelerator(cpu=True).prepare(loader(source, 4, shuffle=True))
+        batches.append([(x.tolist(), y.tolist()) for x, y in prepared])
+    assert batches[0] == batches[1] == batches[2]
+    assert dataset.stats().loads == 16 and dataset.stats().hits == 16
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchdata_goes_on_in_mid_epoch(cached, workers):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    samples = [torch.full((4,), i) for i in range(32)]
+    seen = []
+    for source in (Fixed(samples), cached(Fixed(samples))):
+        for _ in range(2):
+            torch.manual_seed(2)
+            loader = StatefulDataLoader(source, 4, shuffle=True, num_workers=workers)
+            iterator = iter(loader)
+            first = [next(iterator) for _ in range(3)]
+            state = loader.state_dict()
+            again = StatefulDataLoader(source, 4, shuffle=True, num_workers=workers)
+            again.load_state_dict(state)
+            rest = list(again)
+            assert len(rest) == 5 and all(map(torch.equal, rest, iterator))
+            seen.append(torch.cat([*first, *rest]).tolist())
+    assert all(each == seen[0] for each in seen)
+
+
+def pictures(folder: Path) -> Path:
+    for k in range(8):
+        path = folder / f"class{k % 2}" / f"{k}.png"
+        path.parent.mkdir(exist_ok=True)
+        noise = np.random.RandomState(k).randint(256, size=(40, 48, 3), dtype="u1")
+        PIL.Image.fromarray(noise).save(path)
+    return folder
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_create_loader_of_timm_gives_the_same_batches(cached, tmp_path, training):
+    from timm.data import create_dataset, create_loader
+
+    folder = pictures(tmp_path)
+    dataset = cached(create_dataset("folder", root=str(folder)))
+    epochs = []
+    for source in (create_dataset("folder", root=str(folder)), dataset, dataset):
+        loader = create_loader(
+            source, (3, 32, 32), 4, is_training=training, use_prefetcher=False, num_workers=1,
+            persistent_workers=False,
+        )  # fmt: skip
+        torch.manual_seed(5)
+        epochs.append([(x.clone(), y.clone()) for x, y in loader])
+    for epoch in epochs[1:]:
+        for (x, y), (wanted, expected) in zip(epoch, epochs[0], strict=True):
+            assert torch.equal(x, wanted) and torch.equal(y, expected)
+    assert dataset.stats().loads == 8
+
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 2)
+        self.losses = []
+
+    def forward(self, x, labels):
+        logits = self.layer(x)
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        self.losses.append(loss.item())
+        return {"loss": loss, "logits": logits}
+
+
+def test_the_trainer_of_hugging_face_computes_the_same(cached, tmp_path):
+    import datasets
+    from transformers import Trainer, TrainingArguments
+
+    table = {
+        "x": np.random.RandomState(0).rand(32, 4).tolist(),
+        "labels": [i % 2 for i in range(32)],
+    }
+    rows = datasets.Dataset.from_dict({**table, "unused": ["text"] * 32}).with_format("torch")
+    dataset = cached(rows)
+    losses = []
+    for source in (rows, dataset):
+        arguments = TrainingArguments(
+            str(tmp_path), num_train_epochs=3, per_device_train_batch_size=8, use_cpu=True,
+            report_to=[], save_strategy="no", disable_tqdm=True, seed=7,
+        )  # fmt: skip
+        model = Line()
+        Trainer(model, arguments, train_dataset=source).train()
+        losses.append(model.losses)
+    assert losses[0] == losses[1] and len(losses[0]) == 12
+    assert dataset.stats().loads == 32 and dataset.stats().hits == 64
+
+
+class Opened(Dataset):
+    """Opens its file at its first sample, as people do for workers."""
+
+    def __init__(self, kind, path):
+        self.kind, self.path, self.file = kind, path, None
+
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, i):
+        if self.file is None:
+            self.file = OPEN[self.kind](self.path)
+        if self.kind == "lmdb":
+            with self.file.begin() as transaction:
+                return torch.frombuffer(
+                    bytearray(transaction.get(str(i).encode())), dtype=torch.float32
+                )
+        rows = self.file["rows"] if self.kind == "h5py" else self.file
+        return torch.from_numpy(np.asarray(rows[i]))
+
+
+def open_h5py(path):
+    import h5py
+
+    return h5py.File(path)
+
+
+def open_zarr(path):
+    import zarr
+
+    return zarr.open(path, mode="r")
+
+
+def open_lmdb(path):
+    import lmdb
+
+    return lmdb.open(str(path), readonly=True, lock=False)
+
+
+OPEN = {"h5py": open_h5py, "zarr": open_zarr, "lmdb": open_lmdb}
+
+
+def write(kind, path):
+    rows = np.arange(48 * 8, dtype="f4").reshape(48, 8)
+    if kind == "h5py":
+        import h5py
+
+        with h5py.File(path, "w") as file:
+            file["rows"] = rows
+    elif kind == "zarr":
+        import zarr
+
+        zarr.save_array(str(path), rows)
+    else:
+        import lmdb
+
+        with lmdb.open(str(path)) as environment, environment.begin(write=True) as transaction:
+            for i, row in enumerate(rows):
+                transaction.put(str(i).encode(), row.tobytes())
+    return rows
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", OPEN)
+def test_files_that_each_worker_opens(cached, tmp_path, kind, start):
+    path = tmp_path / "rows"
+    rows = write(kind, path)
+    dataset = cached(Opened(kind, str(path)))
+    for _ in range(2):
+        loader = DataLoader(dataset, 8, num_workers=2, multiprocessing_context=start)
+        assert torch.equal(torch.cat(list(loader)), torch.from_numpy(rows))
+    assert dataset.dataset.file is None, "nobody opened it in this process"
+    assert dataset.stats().loads == 48 and dataset.stats().hits == 48
+    dataset.close()
+
+
+def test_a_composition_of_albumentations_is_known_by_its_own_fingerprint(cached, tmp_path):
+    import albumentations
+
+    class Pictures(Fixed):
+        def __init__(self):
+            super().__init__([torch.zeros(4)] * 4)
+            self.augment = albumentations.Compose([albumentations.HorizontalFlip()])
+
+    name = f"albumentations-{tmp_path.name}"
+    cached(Pictures(), name=name, keep=True).close()
+    with pytest.raises(ValueError, match=r"augment\S* is a random generator") as caught:
+        cached(Pictures(), name=name, keep=True)
+    assert "pass fingerprint=" in str(caught.value)
+    dataset = cached(Pictures(), name=name, keep=True, fingerprint="v1", on_change="clear")
+    dataset[0]
+    dataset.close()
+    dataset = cached(Pictures(), name=name, keep=True, fingerprint="v1")
+    assert dataset.stats().filled == 1
+    dataset.delete()
