@@ -37,12 +37,10 @@ class Torch:
         named = folder / "version.py"
         if not named.is_file():
             raise SystemExit(
-                f"{folder} is no torch for Python, but nothing or a libtorch alone; stocache builds "
-                "against the package, which has all of libtorch: pip install torch"
+                f"{folder} holds no torch for Python, and a libtorch alone is not enough to build "
+                "stocache: pip install torch"
             )
-        found = re.search(
-            r"^__version__ = '(\d+)\.(\d+)([^+']*)", named.read_text(), re.MULTILINE
-        )
+        found = re.search(r"^__version__ = '(\d+)\.(\d+)([^+']*)", named.read_text(), re.MULTILINE)
         if not found:
             raise SystemExit(f"{named} does not say which torch it is: pip install torch")
         return cls(folder, int(found[1]), int(found[2]), not re.fullmatch(r"[\d.]*", found[3]))

@@ -70,8 +70,8 @@ def test_a_libtorch_without_python_is_refused_in_one_sentence(asked, tmp_path, e
         (libtorch / "include").mkdir(parents=True)
         (libtorch / "build-version").write_text("2.15.0+cpu\n")
     assert asked(libtorch, build=True) == (
-        f"{libtorch} is no torch for Python, but nothing or a libtorch alone; stocache builds "
-        "against the package, which has all of libtorch: pip install torch"
+        f"{libtorch} holds no torch for Python, and a libtorch alone is not enough to build "
+        "stocache: pip install torch"
     )
 
 

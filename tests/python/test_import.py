@@ -32,7 +32,9 @@ def copied(tmp_path) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("other", ["2.99.1+cpu", "2.99.0.dev20261101+cu130", "2.99.0a0+git12", "3.0.0"])
+@pytest.mark.parametrize(
+    "other", ["2.99.1+cpu", "2.99.0.dev20261101+cu130", "2.99.0a0+git12", "3.0.0"]
+)
 def test_another_torch_is_named_together_with_the_one_needed(run_script, copied, other):
     message = the_error(
         run_script,
