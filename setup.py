@@ -34,10 +34,15 @@ class Torch:
     @classmethod
     def of(cls, folder: Path) -> Torch:
         """Without importing it: what it is built for need not run here."""
-        said = (folder / "version.py").read_text()
-        found = re.search(r"^__version__ = '(\d+)\.(\d+)([^+']*)", said, re.MULTILINE)
+        named = folder / "version.py"
+        if not named.is_file():
+            raise SystemExit(
+                f"{folder} holds no torch for Python, and a libtorch alone is not enough to build "
+                "stocache: pip install torch"
+            )
+        found = re.search(r"^__version__ = '(\d+)\.(\d+)([^+']*)", named.read_text(), re.MULTILINE)
         if not found:
-            raise SystemExit(f"no version of torch is named in {folder / 'version.py'}")
+            raise SystemExit(f"{named} does not say which torch it is: pip install torch")
         return cls(folder, int(found[1]), int(found[2]), not re.fullmatch(r"[\d.]*", found[3]))
 
     @property

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 _HERE = Path(__file__).parent
+_OLDEST = (2, 9)  # torch
+_NEEDED = f"stocache needs torch {_OLDEST[0]}.{_OLDEST[1]} or newer"
 
 
 def prefix() -> Path:
@@ -16,7 +19,7 @@ def prefix() -> Path:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ImportError("stocache needs torch 2.9 or newer: run pip install torch") from None
+        raise ImportError(f"{_NEEDED}: run pip install torch") from None
     folders = {folder.name.removeprefix("torch"): folder for folder in _HERE.glob("torch*.*")}
     if not folders:
         raise ImportError(
@@ -24,14 +27,18 @@ def prefix() -> Path:
             "package; run pip install --no-build-isolation . in the project"
         )
     found = torch.__version__.split("+")[0]
-    minor = ".".join(found.split(".")[:2])
+    numbers = re.match(r"(\d+)\.(\d+)", found)  # of a nightly build more follows
+    minor = numbers[0] if numbers else found
     if minor in folders:
         return folders[minor]
     names = sorted(folders, key=lambda name: [int(part) for part in name.split(".")])
+    remedy = f'run pip install "torch=={names[-1]}.*"'
+    if numbers and (int(numbers[1]), int(numbers[2])) < _OLDEST:
+        raise ImportError(f"{_NEEDED} but torch {found} is installed; {remedy}")
     built_for = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     raise ImportError(
         f"this stocache was built for torch {built_for} but torch {found} is installed; "
-        f'run pip install "torch=={names[-1]}.*", or build stocache for torch {minor}'
+        f"{remedy}, or build stocache for torch {minor}"
     )
 
 

@@ -22,8 +22,9 @@ def fake(folder: Path, version: str) -> Path:
 def asked(run_script, tmp_path):
     """What setup.py asks setuptools for, or says as it builds for these versions."""
 
-    def ask(*versions: str, build: bool = False):
-        folders = [str(fake(tmp_path, version)) for version in versions]
+    def ask(*versions: str | Path, build: bool = False):
+        made = (v if isinstance(v, Path) else fake(tmp_path, v) for v in versions)
+        folders = map(str, made)
         source = """
             import json, runpy, sys, setuptools
             asked = {}
@@ -59,4 +60,42 @@ def test_a_torch_that_is_too_old_is_refused_in_one_sentence(asked, tmp_path):
     assert asked("2.9.1", "2.8.0", build=True) == (
         "stocache needs torch 2.9 or newer, and 2.8 is in "
         f"{tmp_path}/2.8.0/torch: pip install --upgrade torch"
+    )
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_libtorch_without_python_is_refused_in_one_sentence(asked, tmp_path, exists):
+    libtorch = tmp_path / "libtorch"
+    if exists:
+        (libtorch / "include").mkdir(parents=True)
+        (libtorch / "build-version").write_text("2.15.0+cpu\n")
+    assert asked(libtorch, build=True) == (
+        f"{libtorch} holds no torch for Python, and a libtorch alone is not enough to build "
+        "stocache: pip install torch"
+    )
+
+
+def test_a_torch_of_no_known_version_is_refused_in_one_sentence(asked, tmp_path):
+    named = tmp_path / "unknown" / "torch" / "version.py"
+    assert asked("unknown", build=True) == (
+        f"{named} does not say which torch it is: pip install torch"
+    )
+
+
+def test_without_torch_it_is_asked_for(run_script, tmp_path):
+    source = """
+        import importlib.util, runpy, sys, setuptools
+        asked = {}
+        setuptools.setup = lambda **options: asked.update(options)
+        importlib.util.find_spec = lambda name: None
+        runpy.run_path(sys.argv[1])
+        print(asked["install_requires"][0])
+        command = asked["cmdclass"]["build_ext"](setuptools.Distribution())
+        command.build_extension(setuptools.Extension("stocache._C", []))
+    """
+    done = run_script(source, ROOT / "setup.py", env={"STOCACHE_TORCH_DIRS": ""}, check=False)
+    assert done.stdout.strip() == "torch>=2.9" and done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == (
+        "stocache builds against the torch it will run with: pip install torch, then "
+        "pip install --no-build-isolation ."
     )

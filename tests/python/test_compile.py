@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 ops = torch.ops.stocache
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 BACKENDS = ["eager", "aot_eager", "inductor"]
 
 
@@ -234,6 +235,31 @@ def test_inductors_own_lowering_sorts_them(cache, monkeypatch):
     first, found, *_ = function(cache.handle, 2, row(2))
     too_early = not found or first.tolist() != [4.0] * 16
     assert too_early == ("additional_star_deps" in inspect.getsource(GraphLowering))
+
+
+def test_control_where_the_end_of_the_order_is_not_noted_the_last_call_is_dropped(cache):
+    if "has_side_effect(_sink_tokens)" in inspect.getsource(torch._prims):
+        pytest.skip("this torch notes it itself")
+    noted = torch.fx.node._side_effectful_functions
+    end = torch.ops.prims._sink_tokens.default
+
+    def function(name, x):
+        torch.ops.stocache.set(name, 2, x * 2, True)
+        return x + 1
+
+    def stores() -> bool:
+        torch._dynamo.reset()
+        cache.clear()
+        options = {"fx_graph_cache": False}
+        torch.compile(function, fullgraph=True, options=options)(cache.handle, row(1))
+        return cache.get_slot(2) is not None
+
+    assert stores()
+    noted.discard(end)
+    try:
+        assert not stores()
+    finally:
+        noted.add(end)
 
 
 @contextlib.contextmanager
@@ -637,7 +663,11 @@ def test_decompositions_keep_the_calls_and_their_order(cache, tmp_path):
     assert calls_of(decomposed.graph_module) == order
     torch.export.save(decomposed, tmp_path / "program.pt2")
     again = torch.export.load(tmp_path / "program.pt2")
-    for version in (program, decomposed, again):
+    versions = [program, decomposed, again]
+    if VERSION < (2, 11):  # torch cannot run what was decomposed, saved and returns nothing
+        with pytest.raises(AssertionError):
+            versions.pop().module()
+    for version in versions:
         (first, second), did = counted(cache, lambda version=version: version.module()(row(4)))
         assert first.tolist() == [4.0] * 16 and second.tolist() == [5.0] * 16
         assert did == (3, 0, 2) and cache.stats().filled == 0
@@ -673,7 +703,11 @@ def test_an_aotinductor_package_runs_in_another_process(
     geometry = ((8 + 6 * 64) / GIB, 8, (16,), torch.float32)
     with make_cache(*geometry, name=name) as cache:
         cache.set_slot(0, row(3))
-        assert run_script(LOADER, package).stdout == LOADED
+        ran = run_script(LOADER, package)
+        *rows, error = ran.stdout.splitlines()
+        *expected, sentence = LOADED.splitlines()
+        # Before 2.10 the error names the call, and torch prints what the operator said.
+        assert rows == expected and sentence in (error if VERSION >= (2, 10) else ran.stderr)
         assert cache.stats().fills == 3 and cache.get_slot(4).tolist() == [7.0] * 16
     # it trusts what it was compiled for, so another cache of that name must be refused
     make_cache(0.001, 8, (4,), torch.uint8, name=name)

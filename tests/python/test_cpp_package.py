@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -50,6 +51,16 @@ def test_cmake_says_which_torch_is_wrong(tmp_path, place):
     ) in said
 
 
+def test_cmake_takes_a_libtorch_without_python(tmp_path):
+    libtorch = fake_torch(tmp_path / "libtorch", f"{MINOR}.0")
+    status, said = configured(
+        tmp_path,
+        "enable_language(CXX)\nfind_package(stocache REQUIRED)",
+        f"-DSTOCACHE_TORCH_DIR={libtorch}",
+    )
+    assert status == 0, said
+
+
 def test_cmake_says_that_torch_is_missing(tmp_path):
     moved = tmp_path / "alone" / "share" / "cmake"
     shutil.copytree(stocache.cmake_prefix_path, moved)
@@ -81,6 +92,18 @@ def test_the_library_shows_its_own_names_only():
     assert any("stocache::SharedCache::get_slot" in name for name in names)
     foreign = [n for n in names if "stocache::" not in n and "rust::cxxbridge1::" not in n]
     assert foreign == []
+
+
+@pytest.mark.parametrize("library", ["lib/libstocache.so", "_C*.so"])
+def test_a_torch_without_cuda_has_all_that_is_linked(library):
+    (path,) = PREFIX.glob(library)
+    dynamic = must("readelf", "-dW", path)
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic))
+    assert "libtorch_cpu.so" in needed
+    assert {name for name in needed if name.startswith(("libtorch", "libc10"))} <= {
+        "libtorch_cpu.so", "libtorch_python.so", "libc10.so",
+    }  # fmt: skip
+    assert not [name for name in needed if "cu" in name or "nv" in name]
 
 
 @pytest.mark.parametrize("library", ["lib/libstocache.so", "_C*.so"])

@@ -32,7 +32,9 @@ def copied(tmp_path) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("other", ["2.8.0+cpu", "2.99.1", "2.99.0.dev20261101+cu130", "3.0.0"])
+@pytest.mark.parametrize(
+    "other", ["2.99.1+cpu", "2.99.0.dev20261101+cu130", "2.99.0a0+git12", "3.0.0"]
+)
 def test_another_torch_is_named_together_with_the_one_needed(run_script, copied, other):
     message = the_error(
         run_script,
@@ -46,16 +48,29 @@ def test_another_torch_is_named_together_with_the_one_needed(run_script, copied,
     )
 
 
+@pytest.mark.parametrize("old", ["2.8.1+cpu", "2.8.0.dev20250601", "1.13.1"])
+def test_a_torch_that_is_too_old_is_told_without_a_build_for_it(run_script, copied, old):
+    message = the_error(
+        run_script,
+        f'import torch; torch.__version__ = "{old}"; import stocache',
+        env={"PYTHONPATH": str(copied.parent)},
+    )
+    assert message == (
+        f"ImportError: stocache needs torch 2.9 or newer but torch {old.split('+')[0]} is "
+        f'installed; run pip install "torch=={MINOR}.*"'
+    )
+
+
 def test_all_that_it_was_built_for_are_named(run_script, copied):
     for other in ("2.7", "2.10"):
         shutil.copytree(copied / NATIVE, copied / f"torch{other}")
     message = the_error(
         run_script,
-        'import torch; torch.__version__ = "2.1.0"; import stocache',
+        'import torch; torch.__version__ = "2.99.0"; import stocache',
         env={"PYTHONPATH": str(copied.parent)},
     )
     names = sorted({"2.7", "2.10", MINOR}, key=lambda name: int(name.split(".")[1]))
-    assert f"built for torch {', '.join(names[:-1])} and {names[-1]} but torch 2.1.0" in message
+    assert f"built for torch {', '.join(names[:-1])} and {names[-1]} but torch 2.99.0" in message
     assert f'pip install "torch=={names[-1]}.*"' in message
 
 
