@@ -599,3 +599,50 @@ fn who_cannot_read_the_logs_does_not_wait_for_long() {
     assert!(error.contains("too many processes use the disk level in"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(20));
 }
+
+/// Claims samples in a process of its own, which then ends or stops.
+fn claimed_by_another(store: &DiskStore, samples: std::ops::Range<usize>, end: i32) -> i32 {
+    #[allow(unsafe_code)] // the child ends without a return to the test
+    // SAFETY: as said.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let space = store.space();
+        let lease = space.lease();
+        for i in samples {
+            lease.map(|lease| space.slots().claim(i, lease, false, &space.leases()));
+        }
+        #[allow(unsafe_code)]
+        // SAFETY: ends or stops the child at once.
+        unsafe {
+            libc::raise(end);
+            libc::_exit(0)
+        };
+    }
+    let mut status = -1;
+    #[allow(unsafe_code)]
+    // SAFETY: our child, and a status of our own.
+    let seen = unsafe { libc::waitpid(pid, &mut status, libc::WUNTRACED) };
+    assert_eq!(seen, pid);
+    pid
+}
+
+#[test]
+fn who_is_dead_or_stopped_is_not_waited_for() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 16 << 20, false);
+    for end in [libc::SIGKILL, libc::SIGSTOP] {
+        let pid = claimed_by_another(&store, 0..100, end);
+        let began = Instant::now();
+        assert!((0..100).all(|i| store.find(i, soon()).is_none()));
+        let took = began.elapsed();
+        #[allow(unsafe_code)]
+        // SAFETY: our child, of which nobody else knows.
+        unsafe {
+            libc::kill(pid, libc::SIGKILL);
+            libc::waitpid(pid, std::ptr::null_mut(), 0);
+        }
+        assert!(took < Duration::from_secs(5), "{took:?} for 100 samples, after signal {end}");
+    }
+    assert_eq!(fill(&store, 0..100), 100, "and what they left is written");
+    assert_eq!(count(&store), 100);
+}
