@@ -309,6 +309,18 @@ def test_what_is_no_key_is_refused(on_disk, log):
     with pytest.raises(TypeError, match="a function of the index"):
         on_disk(fixed(log), key="name")
 
+def test_a_file_that_is_in_a_list_twice_is_found_twice(on_disk, log):
+    names = [str(number % 20) for number in range(60)]
+    for _ in range(2):
+        source = Files(names, log)
+        dataset = on_disk(source, memory=1, key=source.key, probe=0)
+        for index in range(60):
+            assert dataset[index][0] == index % 20
+        dataset.close()
+        loads = sum(source.source.loads().values())
+    assert loads == 60, "none in the second run"
+
+
 
 # Trouble
 

@@ -646,3 +646,47 @@ fn who_is_dead_or_stopped_is_not_waited_for() {
     assert_eq!(fill(&store, 0..100), 100, "and what they left is written");
     assert_eq!(count(&store), 100);
 }
+
+/// Two samples of one key are the same sample: a list may name a file twice.
+#[test]
+fn samples_of_one_key_are_all_found_in_the_next_run() {
+    let folder = Temporary::new();
+    let key = |i: usize| (i as u128 / 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) << 32 | 7;
+    let open = || {
+        let keys = Keys::Of((0..SAMPLES as usize).map(key).collect());
+        DiskStore::open(&DiskOptions { keys, ..options(&folder.0, 64 << 20, false) }).unwrap()
+    };
+    let put = |store: &Arc<DiskStore>, i: usize| {
+        let bytes = value(i / 3);
+        let (parts, (key, fingerprint)) = ([IoSlice::new(&bytes)], store.identity(i));
+        let head = Head { key, fingerprint, schema: Some(1), len: bytes.len() as u64 };
+        store.put(i, &portable::seal(&head, &parts), &parts, soon())
+    };
+    let store = open();
+    assert!((0..300).step_by(3).all(|i| put(&store, i)));
+    drop(store);
+    let store = open();
+    assert!((0..300).all(|i| get(&store, i) == Some(value(i / 3))));
+    assert_eq!(store.stats().records, 300);
+    assert!((0..300).all(|i| put(&store, i)), "they are there");
+    assert_eq!(store.stats().fills, 0);
+}
+
+/// What could not be read may be read the next time, unless somebody has written there.
+#[test]
+fn a_file_whose_log_cannot_be_read_is_left_as_it_is() {
+    let folder = Temporary::new();
+    fill(&open(&folder.0, 64 << 20, false), 0..100);
+    let mut files = std::fs::read_dir(&folder.0).unwrap().map(|file| file.unwrap().path());
+    let log = files.find(|path| path.extension().is_some_and(|end| end == "log")).unwrap();
+    let aside = folder.0.join("aside");
+    std::fs::rename(&log, &aside).unwrap();
+    std::fs::create_dir(&log).unwrap();
+    let store = open(&folder.0, 64 << 20, false);
+    std::fs::remove_dir(&log).unwrap();
+    std::fs::rename(&aside, &log).unwrap();
+    assert_eq!(there(&store), []);
+    assert_eq!(fill(&store, 200..300), 100);
+    drop(store);
+    assert_eq!(count(&open(&folder.0, 64 << 20, false)), 200);
+}
