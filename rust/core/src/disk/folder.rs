@@ -20,9 +20,11 @@
 //!   64  8   XXH3 of bytes 0 to 64
 //! ```
 
+use super::log::LONGEST_FILE;
 use crate::bytes::Bytes;
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active as broken};
+use crate::sys::pages::PAGE;
 use crate::sys::private_file::{
     check_folder, check_private, open_private, private_folder, read_header, write_all,
 };
@@ -80,12 +82,17 @@ impl Header {
         if word(64) != xxh3_64(&bytes[..64]) || flags & !FLAG_KEYED != 0 {
             return Err("its file \"store\" is damaged".into());
         }
+        let region_bytes = word(56);
+        if !(1..=LONGEST_FILE).contains(&region_bytes) || !region_bytes.is_multiple_of(PAGE as u64)
+        {
+            return Err(format!("its files are of {region_bytes} bytes, which cannot be"));
+        }
         Ok(Self {
             id: wide(16),
             fingerprint: wide(32),
             samples: word(48),
             keyed: flags & FLAG_KEYED != 0,
-            region_bytes: word(56),
+            region_bytes,
         })
     }
 }
@@ -258,7 +265,7 @@ pub(super) fn region_bytes(budget: u64) -> Result<u64> {
     const MOST: u64 = 64;
     const LEAST_BYTES: u64 = 64 << 20;
     const FEWEST: u64 = 4;
-    let page = crate::sys::pages::PAGE as u64;
+    let page = PAGE as u64;
     let regions = (budget / LEAST_BYTES).clamp(FEWEST, MOST);
     match budget / regions / page * page {
         0 => Err(Error::new(
@@ -269,7 +276,7 @@ pub(super) fn region_bytes(budget: u64) -> Result<u64> {
                 Bytes(FEWEST * page)
             ),
         )),
-        bytes => Ok(bytes.min(super::log::LONGEST_FILE)),
+        bytes => Ok(bytes.min(LONGEST_FILE)),
     }
 }
 
@@ -315,6 +322,10 @@ mod tests {
         );
     }
 
+        for region_bytes in [0, 1, 4095, 4097, u64::MAX & !4095] {
+            let impossible = Header { region_bytes, ..header() };
+            assert!(Header::decode(&impossible.encode()).is_err(), "files of {region_bytes}");
+        }
     #[test]
     fn a_budget_is_divided_into_files() {
         assert_eq!(region_bytes(300 << 30).unwrap(), (300 << 30) / 64 / 4096 * 4096);
