@@ -101,6 +101,8 @@ impl Header {
 pub(super) struct Folder {
     pub(super) path: PathBuf,
     pub(super) header: Header,
+    /// Device and inode: a copy has the same header.
+    pub(super) place: (u64, u64),
 }
 
 impl Folder {
@@ -149,7 +151,8 @@ impl Folder {
                     .map_err(refuse)?
             }
         };
-        Ok(Self { path: path.to_path_buf(), header })
+        let stat = rustix::fs::stat(path).map_err(|errno| refuse(errno.to_string()))?;
+        Ok(Self { path: path.to_path_buf(), header, place: (stat.st_dev, stat.st_ino) })
     }
 
     /// Why the store in this folder cannot be what `wanted` says; `None` if it can. Its regions keep the
@@ -165,6 +168,11 @@ impl Folder {
         }
         (ours.samples != wanted.samples)
             .then(|| format!("it is for {} samples, not {}", ours.samples, wanted.samples))
+    }
+
+    /// Whether it is not another store by now, which somebody made in the place of this one.
+    pub(super) fn is_ours(&self) -> bool {
+        !matches!(Self::read(&self.path), Ok(Some(header)) if header.id != self.header.id)
     }
 
     /// What the header in a folder says; `None` if there is none.
@@ -314,6 +322,10 @@ mod tests {
             bad[bit / 8] ^= 1 << (bit % 8);
             assert!(Header::decode(&bad).is_err(), "bit {bit}");
         }
+        for region_bytes in [0, 1, 4095, 4097, u64::MAX & !4095] {
+            let impossible = Header { region_bytes, ..header() };
+            assert!(Header::decode(&impossible.encode()).is_err(), "files of {region_bytes}");
+        }
         let mut newer = good;
         newer[8] = 2;
         assert_eq!(
@@ -322,10 +334,6 @@ mod tests {
         );
     }
 
-        for region_bytes in [0, 1, 4095, 4097, u64::MAX & !4095] {
-            let impossible = Header { region_bytes, ..header() };
-            assert!(Header::decode(&impossible.encode()).is_err(), "files of {region_bytes}");
-        }
     #[test]
     fn a_budget_is_divided_into_files() {
         assert_eq!(region_bytes(300 << 30).unwrap(), (300 << 30) / 64 / 4096 * 4096);

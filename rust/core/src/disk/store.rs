@@ -122,7 +122,7 @@ impl DiskStore {
             recycles: options.recycles,
             keyed,
         };
-        let table = table_of(&folder.header, options);
+        let table = table_of(&folder, options);
         let mut request = Request::new(format!("disk-{table:016x}"), Geometry::Disk(geometry));
         request.fingerprint = options.fingerprint;
         let (segment, how) = Segment::open(&request)?;
@@ -227,7 +227,7 @@ impl DiskStore {
 
     /// Whether this table is the one that may write.
     pub(super) fn is_chosen(&self) -> bool {
-        self.member.writes(&self.folder.path)
+        self.folder.is_ours() && self.member.writes(&self.folder.path)
     }
 
     /// What sample `i` is known by on disk: its number, or its key; and what its record is sealed with.
@@ -319,9 +319,11 @@ fn random() -> Result<u128> {
 }
 
 /// Which table: of this store, with these keys. Two lists of samples have two tables.
-fn table_of(header: &Header, options: &DiskOptions) -> u64 {
+fn table_of(folder: &Folder, options: &DiskOptions) -> u64 {
     let mut hash = Xxh3::new();
-    hash.update(&header.id.to_le_bytes());
+    hash.update(&folder.header.id.to_le_bytes());
+    hash.update(&folder.place.0.to_le_bytes());
+    hash.update(&folder.place.1.to_le_bytes());
     hash.update(&options.dataset_len.to_le_bytes());
     hash.update(&[u8::from(options.recycles)]);
     match &options.keys {

@@ -6,6 +6,7 @@ use crate::records::portable::{self, HEAD, Head};
 use crate::space::{Firm, Ground};
 use crate::sys::pages::{PAGE, Pages};
 use std::io::IoSlice;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -689,4 +690,39 @@ fn a_file_whose_log_cannot_be_read_is_left_as_it_is() {
     assert_eq!(fill(&store, 200..300), 100);
     drop(store);
     assert_eq!(count(&open(&folder.0, 64 << 20, false)), 200);
+}
+
+#[test]
+fn who_has_lost_its_folder_leaves_the_one_that_others_made_in_its_place_alone() {
+    let folder = Temporary::new();
+    let first = open(&folder.0, 16 << 20, false);
+    let reader = open(&folder.0, 16 << 20, true);
+    fill(&first, 0..100);
+    std::fs::remove_dir_all(&folder.0).unwrap();
+    let second = open(&folder.0, 16 << 20, false);
+    assert!(!Arc::ptr_eq(&first, &second));
+    assert_eq!(fill(&second, 0..100), 100);
+    fill(&first, 300..400);
+    assert!(first.news().unwrap().contains("Stale file handle"));
+    first.clear().unwrap();
+    drop(first);
+    assert!(!put(&reader, 500), "nor does who comes after it");
+    assert_eq!(count(&second), 100);
+    drop(second);
+    assert_eq!(count(&open(&folder.0, 16 << 20, false)), 100);
+}
+
+#[test]
+fn a_copy_of_a_folder_is_another_one() {
+    let folders = (Temporary::new(), Temporary::new());
+    fill(&open(&folders.0.0, 16 << 20, false), 0..100);
+    std::fs::DirBuilder::new().mode(0o700).create(&folders.1.0).unwrap();
+    for file in std::fs::read_dir(&folders.0.0).unwrap().map(|file| file.unwrap()) {
+        std::fs::copy(file.path(), folders.1.0.join(file.file_name())).unwrap();
+    }
+    let (one, other) = (open(&folders.0.0, 16 << 20, false), open(&folders.1.0, 16 << 20, false));
+    assert_eq!((one.path(), other.path()), (&*folders.0.0, &*folders.1.0));
+    assert_eq!((fill(&one, 100..150), fill(&other, 150..200)), (50, 50));
+    assert_eq!(there(&one), (0..150).collect::<Vec<_>>());
+    assert_eq!(there(&other), (0..100).chain(150..200).collect::<Vec<_>>());
 }
