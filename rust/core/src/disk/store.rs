@@ -32,6 +32,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// What was told: a bit of the segment.
 const TOLD_OF_TROUBLE: u32 = 1;
+const TOLD_OF_LIMIT: u32 = 2;
 /// To make a file of some gigabytes, or to remove one, takes a while, and who waits for it is a thread that
 /// has nothing else to do.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
@@ -127,6 +128,7 @@ impl DiskStore {
         request.fingerprint = options.fingerprint;
         let (segment, how) = Segment::open(&request)?;
         let store = Self::over(segment, how, folder, table)?;
+        store.tell_of_limit(options.budget);
         match &options.keys {
             Keys::Numbers => store.inform(None)?,
             Keys::Of(keys) => store.inform(Some(keys))?,
@@ -267,6 +269,25 @@ impl DiskStore {
             *news = Some(format!(
                 "cannot {doing} the disk level in {folder} ({errno}); what it has is used, what it cannot take \
                  is loaded from the source, and it is tried again every ten seconds"
+            ));
+        }
+    }
+
+    /// Takes note of a budget that files of this size, as many as there may be, do not come up to.
+    fn tell_of_limit(&self, budget: u64) {
+        let is_limited = self.geometry.regions == MAX_REGIONS && self.budget() < budget;
+        if is_limited
+            && budget - self.budget() >= self.geometry.region_bytes
+            && self.segment.is_first_to_tell(TOLD_OF_LIMIT)
+            && let Ok(mut news) = self.news.try_lock()
+        {
+            *news = Some(format!(
+                "the disk level in {} was made for less, in files of {}, and takes no more than {} of the {} \
+                 that it may; remove it to have it made for that",
+                self.folder.path.display(),
+                Bytes(self.geometry.region_bytes),
+                Bytes(self.budget()),
+                Bytes(budget)
             ));
         }
     }

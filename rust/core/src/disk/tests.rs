@@ -726,3 +726,19 @@ fn a_copy_of_a_folder_is_another_one() {
     assert_eq!(there(&one), (0..150).collect::<Vec<_>>());
     assert_eq!(there(&other), (0..100).chain(150..200).collect::<Vec<_>>());
 }
+
+#[test]
+fn that_a_store_cannot_grow_as_far_as_it_may_is_told() {
+    let folder = Temporary::new();
+    drop(open(&folder.0, 16 << 20, false)); // files of 4 MiB
+    let store = open(&folder.0, 512 << 20, false);
+    assert_eq!((store.stats().capacity, store.news()), (512 << 20, None));
+    drop(store);
+    let store = open(&folder.0, 1 << 30, false);
+    let news = store.news().unwrap();
+    assert!(
+        news.contains("in files of 4.00 MiB") && news.contains("512.00 MiB of the 1.00 GiB"),
+        "{news}"
+    );
+    assert_eq!(store.stats().capacity, 512 << 20);
+}

@@ -71,6 +71,7 @@ impl Tier for Disk {
             return Ok(());
         }
         self.0.add_schema(schema).map_err(|errno| {
+            self.0.note_trouble("write to", errno);
             let message = format!("cannot write to {}: {errno}", self.0.path().display());
             Error::new(Kind::System, message)
         })
@@ -105,6 +106,14 @@ impl Tier for Disk {
 
     fn identity(&self, key: u64) -> Option<(u64, u128)> {
         self.0.index(key).map(|i| self.0.identity(i))
+    }
+
+    fn takes(&self) -> bool {
+        self.0.writes()
+    }
+
+    fn tells(&self) -> bool {
+        true
     }
 
     fn readers(&self) -> usize {
