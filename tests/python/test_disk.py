@@ -571,3 +571,21 @@ def test_a_second_level_below_is_refused(on_disk, log, tmp_path):
     dataset = on_disk(fixed(log))
     with pytest.raises(ValueError, match="open already"):
         dataset._stocache.records.open_disk(bytes(tmp_path / "other"), 1 << 24, "", b"", 0)
+def test_a_share_that_shrinks_a_little_costs_nothing_of_what_is_there(on_disk, log, monkeypatch):
+    def on_disk_with(free):
+        monkeypatch.setattr("stocache._sharing.disk._free", lambda *_: free)
+        return on_disk(fixed(log), memory=1, disk=0.5, probe=0)
+
+    free = 2 * 480 * 1024
+    dataset = on_disk_with(free)
+    epoch(dataset)
+    dataset.close()
+    there = {}
+    for less in (0, 1 << 12, 1 << 14, free // 2):  # others have written there since
+        dataset = on_disk_with(free - less)
+        there[less] = dataset.stats().disk.filled, dataset.stats().disk.data_bytes
+        dataset.close()
+    assert there[0] == there[1 << 12] == there[1 << 14] and there[0][1] == free // 2
+    assert there[free // 2][1] < free // 2, "much less is less"
+
+

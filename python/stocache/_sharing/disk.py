@@ -42,6 +42,8 @@ class Disk:
             for other in _others(folder):
                 _answer_change(other, on_change, about)
         budget = parse_size("disk", self.size, lambda: _free(self.path, folder))
+        if isinstance(self.size, float):
+            budget = _not_less_by_a_file(budget, folder)
         keys = b"" if self.key is None else _keys(self.key, len(dataset))
         records.open_disk(os.fsencode(folder), budget, fingerprint, keys, 0)
         _note(folder, about)
@@ -139,7 +141,20 @@ def _note(folder: str, about: str) -> None:
 def _free(path: str, folder: str) -> int:
     """Bytes that a level there can take: what is free, and what it has already."""
     left = os.statvfs(path)
-    taken = 0
-    with contextlib.suppress(OSError), os.scandir(folder) as files:
-        taken = sum(file.stat().st_blocks * 512 for file in files)
+    taken = sum(file.st_blocks * 512 for file in _files(folder))
     return max(1, left.f_bavail * left.f_frsize + taken)
+
+
+def _not_less_by_a_file(budget: int, folder: str) -> int:
+    """A share of what is free is a little less in every run, as others write to that disk. Files
+    that are there already stay, unless one or more of them are too many."""
+    sizes = [file.st_size for file in _files(folder, ".dat")]
+    return max(budget, min(sum(sizes), budget + max(sizes, default=0)))
+
+
+def _files(folder: str, ending: str = "") -> Iterator[os.stat_result]:
+    with contextlib.suppress(OSError), os.scandir(folder) as files:
+        for file in files:
+            with contextlib.suppress(OSError):  # it has just gone
+                if file.name.endswith(ending):
+                    yield file.stat()
