@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import pickle
 import random
 import re
 import shutil
@@ -224,6 +225,18 @@ def test_samples_that_became_others_are_noticed(on_disk, log):
         others[0]
 
 
+def test_that_what_is_on_disk_became_stale_is_told_with_where_it_is(on_disk, below):
+    options = {"fingerprint": "the same, says the user"}
+    dataset = on_disk(Fixed([whole(index, WORDS) for index in range(50)]), **options)
+    assert sum(1 for _ in dataset) == 50
+    dataset.close()
+    (folder,) = below.iterdir()
+    others = on_disk(Fixed([whole(index, WORDS, version=1) for index in range(50)]), **options)
+    with pytest.warns(RuntimeWarning, match=f"stale.*{re.escape(str(folder))}"):
+        sample = others[0]
+    assert torch.equal(sample, whole(0, WORDS, version=1))
+
+
 def test_other_data_are_kept_apart(on_disk, below):
     one = on_disk(Fixed([torch.zeros(4)] * 8))
     other = on_disk(Fixed([torch.ones(4)] * 8))
@@ -297,6 +310,18 @@ def test_a_list_that_changes_keeps_what_is_the_same(on_disk, log, workers):
     assert run([*reversed(names), *map(str, range(100, 120))]) == 20
     Path(log).touch()
     assert run(names[30:]) == 0
+
+
+def test_a_file_that_is_in_a_list_twice_is_found_twice(on_disk, log):
+    names = [str(number % 20) for number in range(60)]
+    for _ in range(2):
+        source = Files(names, log)
+        dataset = on_disk(source, memory=1, key=source.key, probe=0)
+        for index in range(60):
+            assert dataset[index][0] == index % 20
+        dataset.close()
+        loads = sum(source.source.loads().values())
+    assert loads == 60, "none in the second run"
 
 
 def test_without_a_key_a_longer_list_is_other_data(on_disk, log, below):
@@ -634,6 +659,50 @@ def test_a_folder_that_is_removed_in_mid_epoch_harms_nobody(on_disk, log, below)
         epoch(dataset, "stocache", workers=2)
 
 
+@pytest.mark.parametrize("key", [None, str], ids=["numbers", "keys"])
+def test_who_comes_when_the_disk_is_gone_goes_on_without_it(on_disk, log, below, key):
+    """A pickled dataset, as spawned workers get it, in every epoch."""
+    dataset = on_disk(fixed(log), memory=200, key=key)
+    epoch(dataset)
+    pickled = pickle.dumps(dataset)
+    shutil.rmtree(below)
+    if key is not None:
+        dataset.close()  # and with the table the keys
+    below.write_text("in its place")
+    with pytest.warns(RuntimeWarning, match="goes on without the disk level") as caught:
+        again = pickle.loads(pickled)
+        another = pickle.loads(pickled)
+    assert len(caught) == 1
+    for index in range(100):
+        check(again[index], index)
+    epoch(again, "stocache")
+    assert again.flush() and again.stats().disk.filled == 0
+    again.close()
+    another.close()
+
+
+def test_spawned_workers_go_on_without_a_disk_that_is_gone(on_disk, log, below):
+    dataset = on_disk(fixed(log), memory=200)
+    shutil.rmtree(below)
+    below.write_text("in its place")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        epoch(dataset, workers=1, multiprocessing_context="spawn")
+
+
+def test_a_disk_that_cannot_be_read_is_told_of_where_batches_are_gathered(on_disk, log, below):
+    dataset = on_disk(fixed(log), memory=1)
+    epoch(dataset)
+    assert dataset.flush()
+    for file in files(below, "dat"):
+        file.unlink()
+        file.mkdir()
+    loader = stocache.DataLoader(dataset, 10, num_workers=1, multiprocessing_context="fork")
+    with pytest.warns(RuntimeWarning, match="cannot read from the disk level") as caught:
+        assert sum(len(numbers) for numbers, _ in loader) == 100
+    assert len(caught) == 1
+
+
 @root_only
 def test_a_full_disk_costs_one_warning_and_is_used_again_when_there_is_room(
     log, in_child, below, scale
@@ -753,6 +822,24 @@ def test_a_share_of_what_is_free_is_given(on_disk, log, below):
     free = shutil.disk_usage(below).free
     assert 0.0005 * free < dataset.stats().disk.data_bytes < 0.002 * free
     dataset.delete()
+
+
+def test_a_share_that_shrinks_a_little_costs_nothing_of_what_is_there(on_disk, log, monkeypatch):
+    def on_disk_with(free):
+        monkeypatch.setattr("stocache._sharing.disk._free", lambda *_: free)
+        return on_disk(fixed(log), memory=1, disk=0.5, probe=0)
+
+    free = 2 * 480 * 1024
+    dataset = on_disk_with(free)
+    epoch(dataset)
+    dataset.close()
+    there = {}
+    for less in (0, 1 << 12, 1 << 14, free // 2):  # others have written there since
+        dataset = on_disk_with(free - less)
+        there[less] = dataset.stats().disk.filled, dataset.stats().disk.data_bytes
+        dataset.close()
+    assert there[0] == there[1 << 12] == there[1 << 14] and there[0][1] == free // 2
+    assert there[free // 2][1] < free // 2, "much less is less"
 
 
 def test_the_first_line_tells_of_both_levels(log, below, capfd):

@@ -65,8 +65,12 @@ def _rejoin(
     records = Records()
     records.open(*arguments)
     if disk is not None:
-        records.open_disk(*disk)
-        records.flush_at_end()
+        try:
+            records.open_disk(*disk)
+        except Exception as error:  # its folder is gone, say: no reason to end an epoch
+            telling.of_no_disk(records, error)
+        else:
+            records.flush_at_end()
     return records
 
 
@@ -473,13 +477,13 @@ class Samples:
         else:
             if outcome is _C.Put.TOO_LARGE:
                 telling.of_size(self.records, index)
-        self._watch_disk()
+        self.watch_disk()
         if self._says_what_fits:
             self._say_what_fits()
         return outcome is _C.Put.STORED
 
-    def _watch_disk(self) -> None:
-        """Tells what the disk has to say, after something was given to it."""
+    def watch_disk(self) -> None:
+        """Tells what the disk has to say: after something was given to it, or did not come."""
         if self._has_disk and (news := self.records.news()):
             telling.warn(news)
 
@@ -569,7 +573,11 @@ class Samples:
             if outcome == STALE:  # nobody asked for this sharing, so that it must not end a run
                 assert self._until_others is not None
                 self._until_others.count()
-                telling.of_other_rank(place)
+                folder = folder_of(self.records)
+                if folder is None:
+                    telling.of_other_rank(place)
+                else:
+                    telling.of_stale_disk(place, folder)
                 return
             if outcome == RANDOM:
                 telling.of_random(self.records, place)

@@ -13,9 +13,9 @@ from stocache.sizes import show_bytes
 _LRU_REGIONS = 32
 # What is told once per node.
 WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM, _OTHER_KEYS, _WHOLE_BATCHES, _UNREADABLE = range(7)
-WHERE_CUT = 7
+_NO_DISK, WHERE_CUT = 7, 8
 # From here on, looks that were taken (doubts.py).
-FIRST_LOOK = 8
+FIRST_LOOK = 9
 
 
 def warn(text: str) -> None:
@@ -47,6 +47,11 @@ def of_unreadable(records: _C.Records, index: int, error: Exception) -> None:
 
 def _line_of(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def of_no_disk(records: _C.Records, error: Exception) -> None:
+    text = f"a process that came later goes on without the disk level: {_line_of(error)}"
+    _warn_once(records, _NO_DISK, text)
 
 
 def of_size(records: _C.Records, index: int) -> None:
@@ -106,6 +111,14 @@ def of_other_rank(index: int) -> None:
         f"sample {index} of this dataset is not the one that another rank of this node has cached, "
         "although their code and attributes are the same: from here on samples come from the "
         "dataset alone; pass shared=False to have a cache of this rank's own"
+    )
+
+
+def of_stale_disk(index: int, folder: str) -> None:
+    warn(
+        f"sample {index} in the cache is not what the dataset gives now, although its code and "
+        "attributes are the same: the cache is stale, and from here on samples come from the "
+        f"dataset alone; remove {folder} (dataset.delete()), or use another fingerprint"
     )
 
 

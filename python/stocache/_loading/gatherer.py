@@ -153,7 +153,8 @@ class Begun:
         samples, since some are gone or cannot be gathered."""
         gatherer = self._gatherer
         if not (answers or self.rows or gatherer.prepares or gatherer.sees_changes):
-            return _C.MISS if self._gathering is None else finished(self._gathering, 0)
+            batch = _C.MISS if self._gathering is None else finished(self._gathering, 0)
+            return batch if batch is not _C.MISS else self._missing()
         if gatherer.sees_changes:
             if not gatherer.source.gathers():
                 return _C.MISS  # samples have to be transformed since
@@ -169,7 +170,13 @@ class Begun:
             batch = _C.MISS
         if gatherer.sees_changes:
             batch = self._if_current(batch)
-        return gatherer.completed(batch, self._key)
+        return self._missing() if batch is _C.MISS else gatherer.completed(batch, self._key)
+
+    def _missing(self) -> Any:
+        """What was on disk may not have come."""
+        for samples in self._gatherer.source.samples:
+            samples.watch_disk()
+        return _C.MISS
 
     def _prepared(self) -> Any:
         assert self._gathering is not None

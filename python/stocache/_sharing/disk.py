@@ -52,6 +52,8 @@ class Disk:
             _tell_of_lost(folder, about, dataset)
         _remove_left_over(self.path)
         budget = parse_size("disk", self.size, lambda: _free(self.path, folder))
+        if isinstance(self.size, float):
+            budget = _not_less_by_a_file(budget, folder)
         keys = b"" if self.key is None else self._keys(len(dataset))
         if self.temporary and not os.path.exists(os.path.join(folder, "store")):
             os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -232,6 +234,19 @@ def _free(path: str, folder: str) -> int:
 
 
 def _taken(folder: str) -> int:
+    return sum(file.st_blocks * 512 for file in _files(folder))
+
+
+def _not_less_by_a_file(budget: int, folder: str) -> int:
+    """A share of what is free is a little less in every run, as others write to that disk. Files
+    that are there already stay, unless one or more of them are too many."""
+    sizes = [file.st_size for file in _files(folder, ".dat")]
+    return max(budget, min(sum(sizes), budget + max(sizes, default=0)))
+
+
+def _files(folder: str, ending: str = "") -> Iterator[os.stat_result]:
     with contextlib.suppress(OSError), os.scandir(folder) as files:
-        return sum(file.stat().st_blocks * 512 for file in files)
-    return 0
+        for file in files:
+            with contextlib.suppress(OSError):  # it has just gone
+                if file.name.endswith(ending):
+                    yield file.stat()

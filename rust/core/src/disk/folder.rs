@@ -20,9 +20,11 @@
 //!   64  8   XXH3 of bytes 0 to 64
 //! ```
 
+use super::log::LONGEST_FILE;
 use crate::bytes::Bytes;
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active as broken, reached};
+use crate::sys::pages::PAGE;
 use crate::sys::private_file::{
     check_folder, check_private, open_private, private_folder, read_header, write_all,
 };
@@ -81,12 +83,17 @@ impl Header {
         if word(64) != xxh3_64(&bytes[..64]) || flags & !FLAG_KEYED != 0 {
             return Err("its file \"store\" is damaged".into());
         }
+        let region_bytes = word(56);
+        if !(1..=LONGEST_FILE).contains(&region_bytes) || !region_bytes.is_multiple_of(PAGE as u64)
+        {
+            return Err(format!("its files are of {region_bytes} bytes, which cannot be"));
+        }
         Ok(Self {
             id: wide(16),
             fingerprint: wide(32),
             samples: word(48),
             keyed: flags & FLAG_KEYED != 0,
-            region_bytes: word(56),
+            region_bytes,
         })
     }
 }
@@ -95,6 +102,8 @@ impl Header {
 pub(super) struct Folder {
     pub(super) path: PathBuf,
     pub(super) header: Header,
+    /// Device and inode: a copy has the same header.
+    pub(super) place: (u64, u64),
 }
 
 impl Folder {
@@ -143,7 +152,13 @@ impl Folder {
                     .map_err(refuse)?
             }
         };
-        Ok(Self { path: path.to_path_buf(), header })
+        Self::with(path, header).map_err(|errno| refuse(errno.to_string()))
+    }
+
+    /// The one that is there, with what its header says.
+    pub(super) fn with(path: &Path, header: Header) -> rustix::io::Result<Self> {
+        let stat = rustix::fs::stat(path)?;
+        Ok(Self { path: path.to_path_buf(), header, place: (stat.st_dev, stat.st_ino) })
     }
 
     /// Why the store in this folder cannot be what `wanted` says; `None` if it can. Its regions keep the
@@ -159,6 +174,11 @@ impl Folder {
         }
         (ours.samples != wanted.samples)
             .then(|| format!("it is for {} samples, not {}", ours.samples, wanted.samples))
+    }
+
+    /// Whether it is not another store by now, which somebody made in the place of this one.
+    pub(super) fn is_ours(&self) -> bool {
+        !matches!(Self::read(&self.path), Ok(Some(header)) if header.id != self.header.id)
     }
 
     /// What the header in a folder says; `None` if there is none.
@@ -291,7 +311,7 @@ pub(super) fn region_bytes(budget: u64) -> Result<u64> {
     const MOST: u64 = 64;
     const LEAST_BYTES: u64 = 64 << 20;
     const FEWEST: u64 = 4;
-    let page = crate::sys::pages::PAGE as u64;
+    let page = PAGE as u64;
     let regions = (budget / LEAST_BYTES).clamp(FEWEST, MOST);
     match budget / regions / page * page {
         0 => Err(Error::new(
@@ -302,7 +322,7 @@ pub(super) fn region_bytes(budget: u64) -> Result<u64> {
                 Bytes(FEWEST * page)
             ),
         )),
-        bytes => Ok(bytes.min(super::log::LONGEST_FILE)),
+        bytes => Ok(bytes.min(LONGEST_FILE)),
     }
 }
 
@@ -339,6 +359,10 @@ mod tests {
             let mut bad = good;
             bad[bit / 8] ^= 1 << (bit % 8);
             assert!(Header::decode(&bad).is_err(), "bit {bit}");
+        }
+        for region_bytes in [0, 1, 4095, 4097, u64::MAX & !4095] {
+            let impossible = Header { region_bytes, ..header() };
+            assert!(Header::decode(&impossible.encode()).is_err(), "files of {region_bytes}");
         }
         let mut newer = good;
         newer[8] = 2;

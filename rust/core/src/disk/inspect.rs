@@ -287,7 +287,7 @@ impl Records {
 fn open(path: &Path) -> std::result::Result<Folder, String> {
     check_folder(path)?;
     let header = Folder::read(path)?.ok_or("it has no file \"store\"")?;
-    Ok(Folder { path: path.to_path_buf(), header })
+    Folder::with(path, header).map_err(|errno| errno.to_string())
 }
 
 /// Whether a process has it open. What cannot be asked is taken for used.

@@ -8,7 +8,6 @@ use crate::fault::{Fault, active as broken, reached};
 use crate::space::pack;
 use crate::sys::pages::PAGE;
 use rustix::fd::AsFd;
-use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -97,10 +96,7 @@ impl DiskStore {
         let space = self.space();
         // Asked first: what others write until nobody else does is seen below.
         let writes = self.is_chosen();
-        // By the first half: the seal of a record tells the rest.
-        let places: Option<HashMap<u64, usize>> = self.geometry().keyed.then(|| {
-            (0..self.geometry().dataset_len as usize).map(|i| (self.identity(i).0, i)).collect()
-        });
+        let places = self.geometry().keyed.then(|| Places::of(self));
         // The one with the most room left is filled up. If none has any, one is active all the same: with
         // none, all would be taken for emptied.
         let mut active = None;
@@ -138,12 +134,7 @@ impl DiskStore {
     }
 
     /// Tells the table of the records of a region; where they end, and how many places its log has.
-    fn recall_region(
-        &self,
-        region: u64,
-        generation: u32,
-        places: Option<&HashMap<u64, usize>>,
-    ) -> (u64, u64) {
+    fn recall_region(&self, region: u64, generation: u32, places: Option<&Places>) -> (u64, u64) {
         let space = self.space();
         let first = region * self.geometry().region_bytes;
         let seed = log::seed(self.fingerprint(), region, generation);
@@ -156,21 +147,42 @@ impl DiskStore {
                 return; // of a file that was cut
             }
             used = used.max(end.next_multiple_of(PAGE as u64).min(self.geometry().region_bytes));
-            let place = match places {
-                Some(places) => places.get(&entry.key).copied(),
-                None => self.index(entry.key),
-            };
-            if let Some(i) = place {
-                let words = pack(first + entry.at, entry.len, 0, generation);
+            let words = pack(first + entry.at, entry.len, 0, generation);
+            let tell = |i: usize| {
                 space.announce(i, words);
                 space.publish(i, words);
+            };
+            match places {
+                Some(places) => places.with(entry.key).for_each(tell),
+                None => self.index(entry.key).into_iter().for_each(tell),
             }
         };
         let logged = self
             .folder
             .open_log(region, generation)
-            .and_then(|file| log::read(file.as_fd(), seed, &mut each))
-            .unwrap_or_default();
-        (used, logged.places)
+            .and_then(|file| log::read(file.as_fd(), seed, &mut each));
+        match logged {
+            Ok(logged) => (used, logged.places),
+            // Who writes there would write over what it does not know of.
+            Err(_) => (self.geometry().region_bytes, 0),
+        }
+    }
+}
+
+/// Which samples have a key. By its first half: the seal of a record tells the rest. Several samples
+/// may have the same.
+struct Places(Vec<(u64, usize)>);
+
+impl Places {
+    fn of(store: &DiskStore) -> Self {
+        let samples = 0..store.geometry().dataset_len as usize;
+        let mut places: Vec<_> = samples.map(|i| (store.identity(i).0, i)).collect();
+        places.sort_unstable();
+        Self(places)
+    }
+
+    fn with(&self, key: u64) -> impl Iterator<Item = usize> + '_ {
+        let first = self.0.partition_point(|&(other, _)| other < key);
+        self.0[first..].iter().take_while(move |&&(other, _)| other == key).map(|&(_, i)| i)
     }
 }

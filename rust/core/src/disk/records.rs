@@ -5,8 +5,9 @@ use super::log::LONGEST;
 use super::schemas;
 use super::store::DiskStore;
 use crate::fault::{Fault, active as broken, reached};
-use crate::segment::claim::{self, is_claimed, lease_of};
+use crate::segment::claim::{self, Orphans, is_claimed, lease_of};
 use crate::segment::counters::Count;
+use crate::segment::lease::Leases;
 use crate::space::Record;
 use crate::sys::pages::PAGE;
 use rustix::io::Errno;
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Who wants a record that another process is about to write waits for so long.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// And looks again after this time.
+const NAP: Duration = Duration::from_millis(2);
 
 /// Where a record is, and what must be read for it.
 pub(crate) struct Found {
@@ -66,11 +69,16 @@ impl DiskStore {
             return self.behind.get().is_none_or(|behind| behind.wait_for(i, patience));
         }
         let began = Instant::now();
-        while is_claimed(space.slots().state(i)) {
-            if began.elapsed() > patience {
+        while let Some(lease) = lease_of(space.slots().state(i)) {
+            // Who died, or is stopped, may have left many: one look at each, and no wait.
+            let is_dead = || space.leases().while_orphaned(lease, || ()).is_some();
+            if began.elapsed() > patience
+                || is_dead()
+                || Leases::is_writer_stopped(&space.slots(), i)
+            {
                 return false;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(NAP);
         }
         true
     }

@@ -32,6 +32,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// What was told: a bit of the segment.
 const TOLD_OF_TROUBLE: u32 = 1;
+const TOLD_OF_LIMIT: u32 = 2;
 /// To make a file of some gigabytes, or to remove one, takes a while, and who waits for it is a thread that
 /// has nothing else to do.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
@@ -122,11 +123,12 @@ impl DiskStore {
             recycles: options.recycles,
             keyed,
         };
-        let table = table_of(&folder.header, options);
+        let table = table_of(&folder, options);
         let mut request = Request::new(format!("disk-{table:016x}"), Geometry::Disk(geometry));
         request.fingerprint = options.fingerprint;
         let (segment, how) = Segment::open(&request)?;
         let store = Self::over(segment, how, folder, table)?;
+        store.tell_of_limit(options.budget);
         match &options.keys {
             Keys::Numbers => store.inform(None)?,
             Keys::Of(keys) => store.inform(Some(keys))?,
@@ -227,7 +229,7 @@ impl DiskStore {
 
     /// Whether this table is the one that may write.
     pub(super) fn is_chosen(&self) -> bool {
-        self.member.writes(&self.folder.path)
+        self.folder.is_ours() && self.member.writes(&self.folder.path)
     }
 
     /// What sample `i` is known by on disk: its number, or its key; and what its record is sealed with.
@@ -267,6 +269,25 @@ impl DiskStore {
             *news = Some(format!(
                 "cannot {doing} the disk level in {folder} ({errno}); what it has is used, what it cannot take \
                  is loaded from the source, and it is tried again every ten seconds"
+            ));
+        }
+    }
+
+    /// Takes note of a budget that files of this size, as many as there may be, do not come up to.
+    fn tell_of_limit(&self, budget: u64) {
+        let is_limited = self.geometry.regions == MAX_REGIONS && self.budget() < budget;
+        if is_limited
+            && budget - self.budget() >= self.geometry.region_bytes
+            && self.segment.is_first_to_tell(TOLD_OF_LIMIT)
+            && let Ok(mut news) = self.news.try_lock()
+        {
+            *news = Some(format!(
+                "the disk level in {} was made for less, in files of {}, and takes no more than {} of the {} \
+                 that it may; remove it to have it made for that",
+                self.folder.path.display(),
+                Bytes(self.geometry.region_bytes),
+                Bytes(self.budget()),
+                Bytes(budget)
             ));
         }
     }
@@ -319,9 +340,11 @@ fn random() -> Result<u128> {
 }
 
 /// Which table: of this store, with these keys. Two lists of samples have two tables.
-fn table_of(header: &Header, options: &DiskOptions) -> u64 {
+fn table_of(folder: &Folder, options: &DiskOptions) -> u64 {
     let mut hash = Xxh3::new();
-    hash.update(&header.id.to_le_bytes());
+    hash.update(&folder.header.id.to_le_bytes());
+    hash.update(&folder.place.0.to_le_bytes());
+    hash.update(&folder.place.1.to_le_bytes());
     hash.update(&options.dataset_len.to_le_bytes());
     hash.update(&[u8::from(options.recycles)]);
     match &options.keys {

@@ -6,6 +6,7 @@ use crate::records::portable::{self, HEAD, Head};
 use crate::space::{Firm, Ground};
 use crate::sys::pages::{PAGE, Pages};
 use std::io::IoSlice;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -871,4 +872,146 @@ fn ten_thousand_damaged_records_are_misses() {
     }
     assert_eq!(checked(&folder.0), (10_000, 10_000));
     assert_eq!(whole(), 0);
+}
+
+/// Claims samples in a process of its own, which then ends or stops.
+fn claimed_by_another(store: &DiskStore, samples: std::ops::Range<usize>, end: i32) -> i32 {
+    #[allow(unsafe_code)] // the child ends without a return to the test
+    // SAFETY: as said.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let space = store.space();
+        let lease = space.lease();
+        for i in samples {
+            lease.map(|lease| space.slots().claim(i, lease, false, &space.leases()));
+        }
+        #[allow(unsafe_code)]
+        // SAFETY: ends or stops the child at once.
+        unsafe {
+            libc::raise(end);
+            libc::_exit(0)
+        };
+    }
+    let mut status = -1;
+    #[allow(unsafe_code)]
+    // SAFETY: our child, and a status of our own.
+    let seen = unsafe { libc::waitpid(pid, &mut status, libc::WUNTRACED) };
+    assert_eq!(seen, pid);
+    pid
+}
+
+#[test]
+fn who_is_dead_or_stopped_is_not_waited_for() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 16 << 20, false);
+    for end in [libc::SIGKILL, libc::SIGSTOP] {
+        let pid = claimed_by_another(&store, 0..100, end);
+        let began = Instant::now();
+        assert!((0..100).all(|i| store.find(i, soon()).is_none()));
+        let took = began.elapsed();
+        #[allow(unsafe_code)]
+        // SAFETY: our child, of which nobody else knows.
+        unsafe {
+            libc::kill(pid, libc::SIGKILL);
+            libc::waitpid(pid, std::ptr::null_mut(), 0);
+        }
+        assert!(took < Duration::from_secs(5), "{took:?} for 100 samples, after signal {end}");
+    }
+    assert_eq!(fill(&store, 0..100), 100, "and what they left is written");
+    assert_eq!(count(&store), 100);
+}
+
+/// Two samples of one key are the same sample: a list may name a file twice.
+#[test]
+fn samples_of_one_key_are_all_found_in_the_next_run() {
+    let folder = Temporary::new();
+    let key = |i: usize| (i as u128 / 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) << 32 | 7;
+    let open = || {
+        let keys = Keys::Of((0..SAMPLES as usize).map(key).collect());
+        DiskStore::open(&DiskOptions { keys, ..options(&folder.0, 64 << 20, false) }).unwrap()
+    };
+    let put = |store: &Arc<DiskStore>, i: usize| {
+        let bytes = value(i / 3);
+        let (parts, (key, fingerprint)) = ([IoSlice::new(&bytes)], store.identity(i));
+        let head = Head { key, fingerprint, schema: Some(1), len: bytes.len() as u64 };
+        store.put(i, &portable::seal(&head, &parts), &parts, soon())
+    };
+    let store = open();
+    assert!((0..300).step_by(3).all(|i| put(&store, i)));
+    drop(store);
+    let store = open();
+    assert!((0..300).all(|i| get(&store, i) == Some(value(i / 3))));
+    assert_eq!(store.stats().records, 300);
+    assert!((0..300).all(|i| put(&store, i)), "they are there");
+    assert_eq!(store.stats().fills, 0);
+}
+
+/// What could not be read may be read the next time, unless somebody has written there.
+#[test]
+fn a_file_whose_log_cannot_be_read_is_left_as_it_is() {
+    let folder = Temporary::new();
+    fill(&open(&folder.0, 64 << 20, false), 0..100);
+    let mut files = std::fs::read_dir(&folder.0).unwrap().map(|file| file.unwrap().path());
+    let log = files.find(|path| path.extension().is_some_and(|end| end == "log")).unwrap();
+    let aside = folder.0.join("aside");
+    std::fs::rename(&log, &aside).unwrap();
+    std::fs::create_dir(&log).unwrap();
+    let store = open(&folder.0, 64 << 20, false);
+    std::fs::remove_dir(&log).unwrap();
+    std::fs::rename(&aside, &log).unwrap();
+    assert_eq!(there(&store), []);
+    assert_eq!(fill(&store, 200..300), 100);
+    drop(store);
+    assert_eq!(count(&open(&folder.0, 64 << 20, false)), 200);
+}
+
+#[test]
+fn who_has_lost_its_folder_leaves_the_one_that_others_made_in_its_place_alone() {
+    let folder = Temporary::new();
+    let first = open(&folder.0, 16 << 20, false);
+    let reader = open(&folder.0, 16 << 20, true);
+    fill(&first, 0..100);
+    std::fs::remove_dir_all(&folder.0).unwrap();
+    let second = open(&folder.0, 16 << 20, false);
+    assert!(!Arc::ptr_eq(&first, &second));
+    assert_eq!(fill(&second, 0..100), 100);
+    fill(&first, 300..400);
+    assert!(first.news().unwrap().contains("Stale file handle"));
+    first.clear().unwrap();
+    drop(first);
+    assert!(!put(&reader, 500), "nor does who comes after it");
+    assert_eq!(count(&second), 100);
+    drop(second);
+    assert_eq!(count(&open(&folder.0, 16 << 20, false)), 100);
+}
+
+#[test]
+fn a_copy_of_a_folder_is_another_one() {
+    let folders = (Temporary::new(), Temporary::new());
+    fill(&open(&folders.0.0, 16 << 20, false), 0..100);
+    std::fs::DirBuilder::new().mode(0o700).create(&folders.1.0).unwrap();
+    for file in std::fs::read_dir(&folders.0.0).unwrap().map(|file| file.unwrap()) {
+        std::fs::copy(file.path(), folders.1.0.join(file.file_name())).unwrap();
+    }
+    let (one, other) = (open(&folders.0.0, 16 << 20, false), open(&folders.1.0, 16 << 20, false));
+    assert_eq!((one.path(), other.path()), (&*folders.0.0, &*folders.1.0));
+    assert_eq!((fill(&one, 100..150), fill(&other, 150..200)), (50, 50));
+    assert_eq!(there(&one), (0..150).collect::<Vec<_>>());
+    assert_eq!(there(&other), (0..100).chain(150..200).collect::<Vec<_>>());
+}
+
+#[test]
+fn that_a_store_cannot_grow_as_far_as_it_may_is_told() {
+    let folder = Temporary::new();
+    drop(open(&folder.0, 16 << 20, false)); // files of 4 MiB
+    let store = open(&folder.0, 512 << 20, false);
+    assert_eq!((store.stats().capacity, store.news()), (512 << 20, None));
+    drop(store);
+    let store = open(&folder.0, 1 << 30, false);
+    let news = store.news().unwrap();
+    assert!(
+        news.contains("in files of 4.00 MiB") && news.contains("512.00 MiB of the 1.00 GiB"),
+        "{news}"
+    );
+    assert_eq!(store.stats().capacity, 512 << 20);
 }

@@ -66,6 +66,10 @@ impl<'a> FileGround<'a> {
 
 impl Ground for FileGround<'_> {
     fn prepare(&self, r: u64, next: u32) -> bool {
+        if !self.store.folder.is_ours() {
+            self.failed.set(Some(Errno::STALE));
+            return false;
+        }
         self.store.folder.remove(r, next); // of somebody who was killed right here
         self.is_done(self.make_files(r, next), r, next)
     }
@@ -124,7 +128,7 @@ impl DiskStore {
         self.flush(Duration::from_secs(10));
         space.empty_all(lease, &FileGround::new(self)).ok_or_else(busy)?;
         for (region, generation, _) in self.folder.files() {
-            if self.is_past(region, generation) {
+            if self.folder.is_ours() && self.is_past(region, generation) {
                 self.folder.remove(region, generation);
             }
         }
@@ -179,6 +183,10 @@ impl DiskStore {
     ) -> rustix::io::Result<()> {
         let space = self.space();
         let (r, generation) = (reserved.region, reserved.generation);
+        // Files are known by their names, which others may have given to theirs.
+        if !self.folder.is_ours() {
+            return Err(Errno::STALE);
+        }
         let start = reserved.at - r * self.geometry().region_bytes;
         let seed = log::seed(self.fingerprint(), r, generation);
         let entries: Vec<u8> = group

@@ -109,6 +109,7 @@ impl Tier for Disk {
             return Ok(());
         }
         self.store.add_schema(schema).map_err(|errno| {
+            self.store.note_trouble("write to", errno);
             let message = format!("cannot write to {}: {errno}", self.store.path().display());
             Error::new(Kind::System, message)
         })
@@ -143,6 +144,14 @@ impl Tier for Disk {
 
     fn identity(&self, key: u64) -> Option<(u64, u128)> {
         self.store.index(key).map(|i| self.store.identity(i))
+    }
+
+    fn takes(&self) -> bool {
+        self.store.writes()
+    }
+
+    fn tells(&self) -> bool {
+        true
     }
 
     fn readers(&self) -> usize {

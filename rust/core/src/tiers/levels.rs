@@ -259,7 +259,7 @@ impl Levels {
     ) -> Vec<bool> {
         let mut taken = vec![false; records.len()];
         let fingerprint = self.memory.segment().header().fingerprint;
-        for level in &self.below {
+        for level in self.below.iter().filter(|level| level.tier.takes()) {
             let mut which = Vec::new();
             let mut sealed = Vec::new();
             for (k, &(index, number, parts)) in
@@ -348,6 +348,7 @@ impl Level {
             told.clear();
         }
         if self.errors.fetch_add(1, Ordering::Relaxed) == 0
+            && !self.tier.tells()
             && let Ok(mut news) = self.news.try_lock()
         {
             *news = Some(error.to_string());

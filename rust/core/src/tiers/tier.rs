@@ -50,6 +50,16 @@ pub trait Tier: Send + Sync {
         None
     }
 
+    /// Whether it takes records at all, now: what it would not take need not be sealed for it.
+    fn takes(&self) -> bool {
+        true
+    }
+
+    /// Whether it tells people of its errors itself, by `news`: once for all processes of the node.
+    fn tells(&self) -> bool {
+        false
+    }
+
     /// How many threads may ask for records at the same time with profit.
     fn readers(&self) -> usize {
         1

@@ -240,3 +240,34 @@ fn packed_records_come_back_and_take_less_room() {
         assert_eq!(epoch(&plain), 0);
     }
 }
+
+/// Two policies are two tables, of which one writes.
+#[test]
+fn who_only_reads_has_nothing_to_complain_of() {
+    let folder = Temporary::new();
+    let _writer = levels(&folder, 700 << 10, 8 << 20, false);
+    let reader = levels(&folder, 300 << 10, 8 << 20, true);
+    assert_eq!(epoch(&reader), 400);
+    assert_eq!((reader.news(), reader.stats()[0].errors), (None, 0));
+}
+
+#[test]
+fn a_disk_that_cannot_be_read_is_told_of_once() {
+    let folder = Temporary::new();
+    let first = levels(&folder, 300 << 10, 8 << 20, false);
+    epoch(&first);
+    flush(&first);
+    drop(first);
+    let second = levels(&folder, 300 << 10, 8 << 20, false);
+    for file in std::fs::read_dir(&folder.0).unwrap().map(|file| file.unwrap().path()) {
+        if file.extension().is_some_and(|end| end == "dat") {
+            std::fs::remove_file(&file).unwrap();
+            std::fs::create_dir(&file).unwrap();
+        }
+    }
+    assert_eq!(epoch(&second), 400);
+    let news = second.news().unwrap();
+    assert!(news.starts_with("cannot read from the disk level in"), "{news}");
+    assert_eq!(second.news(), None);
+    assert!(second.stats()[0].tier.errors > 0);
+}
