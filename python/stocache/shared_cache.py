@@ -140,7 +140,9 @@ class SharedCache(_C.Cache):
         size_limit_gib = _one_limit(size_limit_gib, memory)
         for what, value in (("dataset_len", dataset_len), ("data_dims", data_dims)):
             if value is None:
-                raise TypeError(f"{what} is missing; SharedCache(limit, dataset_len, data_dims)")
+                raise TypeError(
+                    f"{what} is None; SharedCache(limit, dataset_len, data_dims) needs it"
+                )
         limit = _number("size_limit_gib", size_limit_gib)
         length = _whole("dataset_len", dataset_len)
         dims = _dims(data_dims)
@@ -442,7 +444,7 @@ def _one_limit(size_limit_gib: Any, memory: Any) -> Any:
         raise TypeError(
             "size_limit_gib and memory are both given; use one of them"
             if memory is not None
-            else 'size_limit_gib is missing; use a number of GiB, or memory= such as "32GiB"'
+            else 'size_limit_gib is None; use a number of GiB, or memory= such as "32GiB"'
         )
     return size_limit_gib if memory is None else parse_size("memory", memory) / _GIB
 
