@@ -138,11 +138,6 @@ class SharedCache(_C.Cache):
         verbose: bool = True,
     ) -> None:
         size_limit_gib = _one_limit(size_limit_gib, memory)
-        for what, value in (("dataset_len", dataset_len), ("data_dims", data_dims)):
-            if value is None:
-                raise TypeError(
-                    f"{what} is None; SharedCache(limit, dataset_len, data_dims) needs it"
-                )
         limit = _number("size_limit_gib", size_limit_gib)
         length = _whole("dataset_len", dataset_len)
         dims = _dims(data_dims)
