@@ -98,6 +98,9 @@ impl Header {
     }
 }
 
+/// A region, and which of its generations.
+pub(super) type Generation = (u64, u32);
+
 /// A folder that is ours.
 pub(super) struct Folder {
     pub(super) path: PathBuf,
@@ -236,7 +239,7 @@ impl Folder {
 
     /// Of each of so many regions, the newest generation that has both files, the oldest first; and all others
     /// that are there.
-    pub(super) fn generations(&self, regions: u64) -> (Vec<(u64, u32)>, Vec<(u64, u32)>) {
+    pub(super) fn generations(&self, regions: u64) -> (Vec<Generation>, Vec<Generation>) {
         let mut there: BTreeMap<(u64, u32), u8> = BTreeMap::new();
         for (region, generation, log) in self.files() {
             *there.entry((region, generation)).or_default() |= if log { 1 } else { 2 };
