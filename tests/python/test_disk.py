@@ -773,6 +773,29 @@ def test_clear_and_delete(on_disk, log, below):
     assert not dataset._stocache.records.is_open()
 
 
+class Versions(Fixed):
+    version = 0
+
+    def __getitem__(self, index):
+        return index, whole(index, WORDS, version=self.version)
+
+
+def test_what_was_read_ahead_and_cleared_since_is_loaded_anew(on_disk):
+    source = Versions(range(64))
+    dataset = on_disk(source, memory=1)
+    assert sum(1 for _ in dataset) == 64
+    assert dataset.flush()
+    loader = iter(stocache.DataLoader(dataset, 8))
+    next(loader)  # the next ones are being read
+    source.version = 1
+    dataset.clear()
+    for index in range(8, 32):
+        dataset[index]  # all of them are there again
+    for numbers, rows in loader:
+        for index, row in zip(numbers.tolist(), rows, strict=True):
+            assert torch.equal(row, whole(index, WORDS, version=1)), index
+
+
 def test_two_jobs_on_one_folder_do_not_disturb_each_other(on_disk, log):
     source = fixed(log)
     first = on_disk(source, memory=4)

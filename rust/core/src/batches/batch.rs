@@ -45,6 +45,8 @@ pub struct Batch {
     /// What is being copied. Before the rest: it ends before what it copies goes.
     copying: Vec<Copying>,
     stores: Arc<[Arc<Levels>]>,
+    /// Per store, how often it had been emptied when its records were first looked for.
+    emptied: Vec<u32>,
     /// Per store, the schema of the records that were found in it.
     schemas: Vec<Option<u16>>,
     rows: Vec<Place>,
@@ -94,6 +96,7 @@ impl Batch {
         Self {
             copying: Vec::new(),
             stores: Arc::new([]),
+            emptied: Vec::new(),
             schemas: Vec::new(),
             rows: vec![place; rows],
             given: Vec::new(),
@@ -112,6 +115,7 @@ impl Batch {
     /// Without numbers all are of the first store.
     pub fn find(stores: Vec<Arc<Levels>>, which: &[u32], indices: &[i64]) -> Option<Self> {
         let mut made = Self::new(0);
+        made.emptied = stores.iter().map(|store| store.memory().emptied()).collect();
         made.schemas = vec![None; stores.len()];
         made.stores = stores.into();
         if !which.is_empty() && which.len() != indices.len() {
@@ -321,7 +325,9 @@ impl Batch {
         let found = found_in(&self.rows, 0..self.rows.len());
         let is_there = |place: &Place| {
             let store = &self.stores[place.store as usize];
-            store.is_below(place.index) || store.memory().find(place.index).is_some()
+            // What is there may be another one, of after a clear().
+            store.memory().emptied() == self.emptied[place.store as usize]
+                && (store.is_below(place.index) || store.memory().find(place.index).is_some())
         };
         let fetched = |place: &&Place| matches!(place.state, State::Fetched(_) | State::Below);
         moved(&self.stores, &found).is_empty() && self.rows.iter().filter(fetched).all(is_there)

@@ -23,6 +23,7 @@ use crate::segment::claim::{self, Lease, Slots, claimed_by};
 use crate::segment::counters::Count;
 use crate::space::{self, Firm, Ground, MAX_RECORD, Record};
 use std::io::IoSlice;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How often a copy is tried again while others empty the region under it.
@@ -112,6 +113,12 @@ impl RecordStore {
     #[inline]
     pub fn is_whole(&self, region: u32, generation: u32) -> bool {
         self.space().is_whole(region, generation)
+    }
+
+    /// A number that is another one after a `clear`, whoever called it; and now and then besides, where
+    /// regions are recycled.
+    pub fn emptied(&self) -> u32 {
+        self.space().generation(0, Ordering::Acquire)
     }
 
     /// Runs `copy` on the record of sample `i`; `Some` only if it did not change meanwhile. What
