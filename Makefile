@@ -105,6 +105,7 @@ bench: build ## Print the speed tables: peers and limits in the same run
 	$(PY) benches/python/shared_cache.py --with-demo || missed=1; \
 	$(PY) benches/python/cached_dataset.py || missed=1; \
 	$(PY) benches/python/partly_cached.py || missed=1; \
+	$(PY) benches/python/sharding.py || missed=1; \
 	$(PY) benches/python/file_cache.py || missed=1; \
 	$(PY) benches/python/disk.py || missed=1; \
 	exit $$missed

@@ -530,10 +530,11 @@ def memory_of(pid: int) -> dict[str, int]:
 def sum_memory(root: int) -> dict[str, int]:
     """Over a process and all its descendants."""
     parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it ended meanwhile
             # The name, in brackets, may itself hold blanks and brackets.
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            parents[int(pid)] = int(stat.rpartition(")")[2].split()[1])
     family, last = {root}, set[int]()
     while family != last:
         last = set(family)

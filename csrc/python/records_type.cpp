@@ -153,6 +153,18 @@ PyObject* disk_stats(PyObject* self, PyObject*) {
   });
 }
 
+// look_ups_of(rank): hits, misses and, of the hits, those from disk.
+PyObject* look_ups_of(PyObject* self, PyObject* argument) {
+  const unsigned long rank = PyLong_AsUnsignedLong(argument);
+  if (PyErr_Occurred()) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    const auto found =
+        translated([&] { return cache->records().look_ups_of(static_cast<uint32_t>(rank)); });
+    return Py_BuildValue("(KKK)", found.hits, found.misses, found.from_disk);
+  });
+}
+
 // get_many(indices, allow_pickle, counted) -> list: samples in memory, and from levels below, read
 // together; MISS for others.
 PyObject* get_many(PyObject* self, PyObject* args) {
@@ -457,6 +469,7 @@ PyMethodDef methods[] = {
     {"disk", disk, METH_NOARGS, nullptr},
     {"disk_stats", disk_stats, METH_NOARGS, nullptr},
     {"prefetch", prefetch, METH_O, nullptr},
+    {"look_ups_of", look_ups_of, METH_O, nullptr},
     {"get_many", get_many, METH_VARARGS, nullptr},
     {"is_complete", is_complete, METH_NOARGS, nullptr},
     {"flush", flush, METH_O, nullptr},

@@ -15,6 +15,7 @@ from stocache.bilevel import BiLevelCachedDataset  # noqa: E402
 from stocache.cached_dataset import CachedDataset  # noqa: E402
 from stocache.cpp import cmake_prefix_path, include_path  # noqa: E402
 from stocache.file_cache import DataCache, FileCache, FileCacheStats  # noqa: E402
+from stocache.lazy_shard import LazyShardDataset  # noqa: E402
 from stocache.loader import DataLoader, collate  # noqa: E402
 from stocache.node import get_shm_size, sweep  # noqa: E402
 from stocache.planner import Plan, plan  # noqa: E402
@@ -30,6 +31,7 @@ __all__ = [
     "DiskStats",
     "FileCache",
     "FileCacheStats",
+    "LazyShardDataset",
     "Plan",
     "SharedCache",
     "SharedCacheStats",

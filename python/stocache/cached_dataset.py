@@ -123,6 +123,7 @@ class CachedDataset(Dataset[Any]):
             on_change=on_change, policy=policy, shared=shared, backing=backing,
             huge_pages=huge_pages_word(huge_pages), caller=caller_of(self),
             disk=checked(disk, disk_path, key, compression, temporary),
+            part=self._stocache_part(dataset),
         )  # fmt: skip
         created = opened == "created"
         found = records.disk_stats()["filled"] or (not created and records.stats()["filled"])
@@ -182,6 +183,11 @@ class CachedDataset(Dataset[Any]):
     def batches(self) -> Batches:
         """The same samples by the batch: ``dataset.batches[[3, 1, 2]]``, gathered natively."""
         return Batches(self)
+
+    def _stocache_part(self, dataset: Any) -> str:
+        """Which part of the data this is, where the fingerprint does not tell: processes with
+        another do not share it."""
+        return ""
 
     def _stocache_gathers(self) -> bool:
         """Whether batches may be gathered natively: nobody wants the single samples."""

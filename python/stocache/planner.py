@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -79,6 +80,8 @@ class Plan:
     """How they are packed there."""
     packings: dict[str, Packing] = field(default_factory=dict)
     """What each ``compression`` would buy, if a disk was asked for."""
+    deviation: float = 0
+    """By how many bytes they differ: the standard deviation."""
     failed: str | None = None
     """The sample that could not be loaded or stored, if there was one: none were measured after
     it."""
@@ -111,8 +114,8 @@ class Plan:
         if not self.sampled:
             return 0
         packing = self.packings.get(self.compression or "")
-        on_disk = int(self.disk / (self.mean / (packing.ratio if packing else 1) + _ON_DISK))
-        return min(self.dataset_len, int(self.memory / self.mean) + on_disk)
+        ratio = packing.ratio if packing else 1.0
+        return min(self.dataset_len, _fit(self.memory, self.disk, self.mean, ratio))
 
     @property
     def hit_rate(self) -> float:
@@ -163,7 +166,7 @@ def plan(
     length = len(dataset)
     limit = parse_size("memory", memory)
     room = max(0, limit - _HEAD_BYTES - length * _ENTRY_BYTES)
-    made: Plan = apart(lambda: _measure(dataset, room, allow_pickle, disk is not None))
+    made: Plan = apart(lambda: measured(dataset, room, allow_pickle, try_packing=disk is not None))
     if isinstance(disk, float):
         raise TypeError(f"disk is {disk!r}; of which disk is not known here: use bytes or a text")
     if disk is None:
@@ -171,11 +174,24 @@ def plan(
     return replace(made, disk=parse_size("disk", disk), compression=compression)
 
 
-def _measure(dataset: Sequence[Any], memory: int, allow_pickle: bool, packed: bool) -> Plan:
-    """The sizes of samples spread over the dataset."""
+def in_room(memory: int, disk: int, mean: float) -> int:
+    """How many samples of that size a cache holds that may take so much."""
+    return _fit(max(0, memory - _HEAD_BYTES), disk, mean + _ENTRY_BYTES)
+
+
+def _fit(memory: int, disk: int, mean: float, ratio: float = 1.0) -> int:
+    return int(memory / mean) + int(disk / (mean / ratio + _ON_DISK))
+
+
+def measured(
+    dataset: Sequence[Any], memory: int = 0, allow_pickle: bool = False, seconds: float = _SECONDS,
+    try_packing: bool = False,
+) -> Plan:  # fmt: skip
+    """The sizes of samples spread over the dataset, in this process; of fewer, if they take more
+    than so many seconds."""
     length = len(dataset)
     sizes: list[int] = []
-    trials: dict[str, list[tuple[int, float, float]]] = {way: [] for way in WAYS if packed}
+    trials: dict[str, list[tuple[int, float, float]]] = {way: [] for way in WAYS if try_packing}
     failed = None
     packing = 0.0
     began = time.perf_counter()
@@ -197,9 +213,9 @@ def _measure(dataset: Sequence[Any], memory: int, allow_pickle: bool, packed: bo
         for way, tried in trials.items():
             tried.append(_C.try_compression(way, record))
         packing += time.perf_counter()
-        if time.perf_counter() - began > _SECONDS:
+        if time.perf_counter() - began > seconds:
             break
-    seconds = (time.perf_counter() - began - packing) / max(1, len(sizes))
+    took = time.perf_counter() - began - packing
     return Plan(
         dataset_len=length,
         memory=memory,
@@ -207,7 +223,8 @@ def _measure(dataset: Sequence[Any], memory: int, allow_pickle: bool, packed: bo
         smallest=min(sizes, default=0),
         largest=max(sizes, default=0),
         mean=sum(sizes) / max(1, len(sizes)),
-        load_seconds=seconds,
+        load_seconds=took / max(1, len(sizes)),
+        deviation=statistics.pstdev(sizes) if sizes else 0,
         packings={way: _packing(sizes, tried) for way, tried in trials.items() if tried},
         failed=failed,
     )

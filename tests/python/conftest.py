@@ -16,6 +16,7 @@ import sys
 import textwrap
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -133,28 +134,31 @@ KEEPERS = ("multiprocessing.resource_tracker", "forkserver", zygote.__file__)
 def child_pids() -> dict[int, str]:
     """This process's children, without the helpers that it keeps for its lifetime."""
     found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for pid, state, parent, _ in processes():
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
-            cmdline = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            cmdline = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue  # it ended while we looked
         keeper = any(name in cmdline for name in KEEPERS)
-        if int(fields[1]) == os.getpid() and not keeper:
-            found[int(stat.parent.name)] = f"{cmdline.strip() or '?'} (state {fields[0]})"
+        if parent == os.getpid() and not keeper:
+            found[pid] = f"{cmdline.strip() or '?'} (state {state})"
     return found
+
+
+def processes() -> Iterator[tuple[int, str, int, int]]:
+    """Number, state, parent and group of every process."""
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            try:
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it ended while we looked
+            yield int(entry), fields[0], int(fields[1]), int(fields[2])
 
 
 def groups() -> list[tuple[int, str]]:
     """Process group and state of every process."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-            found.append((int(fields[2]), fields[0]))
-        except OSError:
-            continue
-    return found
+    return [(group, state) for _, state, _, group in processes()]
 
 
 def mount_points() -> set[str]:

@@ -207,6 +207,7 @@ def test_the_files_in_datasets_md_print_what_is_shown(unique_name, run_script):
     [
         ("files", ["pictures.py", "changed.py", "pairs.py"]),
         ("tiers", ["restart.py", "packed.py", "bilevel.py"]),
+        ("sharding", ["parts.py"]),
     ],
 )
 def test_the_files_of_a_page_print_what_is_shown(run_script, page, names):

@@ -82,8 +82,9 @@ class Gatherer:
 
     def is_as_it_was(self, located: Located, indices: Sequence[Any] | Drawn) -> bool:
         """Whether these rows are still where they were: the program may have changed a subset."""
-        if type(self.source) is Source:
-            return True
+        unchanged = self.source.is_as_it_was(located)
+        if unchanged is not None:
+            return unchanged
         now = source_of(self._dataset)
         if now is None or list(map(id, now.parts)) != list(map(id, self.source.parts)):
             return False

@@ -14,9 +14,11 @@ from torch.utils.data import ConcatDataset, Subset
 
 from stocache import _C
 from stocache._dataset.samples import Samples, as_numbers
+from stocache._sharding.shard import Visits
 from stocache._torch.order import Drawn, listed
 from stocache._torch.progress import copied
 from stocache.cached_dataset import CachedDataset
+from stocache.lazy_shard import LazyShardDataset
 
 Indices = list[Any] | Tensor
 
@@ -24,11 +26,17 @@ Indices = list[Any] | Tensor
 class Located:
     """Where the rows of a batch are."""
 
-    __slots__ = ("indices", "which")
+    __slots__ = ("indices", "visits", "which")
 
-    def __init__(self, indices: Indices, which: list[int] | Tensor | None = None) -> None:
+    def __init__(
+        self,
+        indices: Indices,
+        which: list[int] | Tensor | None = None,
+        visits: Visits | None = None,
+    ) -> None:
         self.indices = indices  # in the CachedDataset of each row
         self.which = which  # the number of that; None if there is but one
+        self.visits = visits  # of which epoch, where that matters
 
     def numbers(self) -> tuple[list[int], list[int] | None]:
         """To be compared, in another process too."""
@@ -51,6 +59,11 @@ class Source:
         """Where these rows are. What is returned stays as it is, whatever becomes of the sampler's
         list. Raises what the dataset would, or anything: who loads the rows asks the dataset."""
         return Located(indices.numbers if isinstance(indices, Drawn) else list(indices))
+
+    def is_as_it_was(self, located: Located) -> bool | None:
+        """Whether these rows would be looked for in the same places now; None: nobody knows without
+        looking for them."""
+        return True
 
     @property
     def samples(self) -> list[Samples]:
@@ -98,14 +111,39 @@ class _Chosen(Source):
             with contextlib.suppress(RuntimeError, OverflowError, ValueError):  # larger ones
                 self._table = _as_tensor(chosen)
 
+    def is_as_it_was(self, located: Located) -> bool | None:
+        return None
+
     def locate(self, indices: Sequence[Any] | Drawn) -> Located:
         if self._table is not None and isinstance(indices, Drawn):
             return self._under.locate(Drawn(self._table[indices.numbers]))
         return self._under.locate([self._chosen[index] for index in listed(indices)])
 
 
+class _Visited(Source):
+    """The part of a rank. Its epoch is never that of before: workers that go on see it change."""
+
+    def __init__(self, dataset: LazyShardDataset) -> None:
+        super().__init__([dataset.store])
+        self._dataset = dataset
+
+    def locate(self, indices: Sequence[Any] | Drawn) -> Located:
+        if isinstance(indices, Drawn):
+            numbers = indices.numbers  # each is below the length
+        else:
+            numbers = _as_tensor(self._dataset.counted_from_start(indices))
+        visits = self._dataset.visits()
+        return Located(visits.positions(numbers), visits=visits)
+
+    def is_as_it_was(self, located: Located) -> bool | None:
+        return located.visits is self._dataset.visits()
+
+
 class _Joined(Source):
     """Datasets one after the other."""
+
+    def is_as_it_was(self, located: Located) -> bool | None:
+        return None
 
     loads_alone = True
 
@@ -145,6 +183,8 @@ def source_of(dataset: Any, frozen: bool = False) -> Source | None:
     """What is under ``dataset``, where all of it is cached; ``frozen``: as that is now."""
     if isinstance(dataset, CachedDataset):
         return Source([dataset])
+    if type(dataset) is LazyShardDataset:
+        return _Visited(dataset)
     if type(dataset) is Subset:
         under = source_of(dataset.dataset, frozen)
         return None if under is None else _Chosen(under, dataset.indices, frozen)

@@ -40,6 +40,7 @@ def open_records(
     huge_pages: str,
     caller: FrameType | None,
     disk: Disk | None,
+    part: str,
 ) -> str:
     """Opens ``records`` for ``dataset``, under the name that those who share it have in common, and
     the level below.
@@ -76,7 +77,7 @@ def open_records(
     # The user's word says nothing of which dataset it is: a look has seen that.
     which = () if look else (_kind(dataset), length, list(stack(caller)))
     # No attribute, and yet the same file name or the same code may give another sample.
-    which = (*which, _folder(), str(torch.get_default_dtype()))
+    which = (*which, _folder(), str(torch.get_default_dtype()), part)
     chosen = name or ("" if apart is None else _name(apart, policy, found.text, *which))
     open_or_clear(
         lambda: records.open(

@@ -30,8 +30,8 @@ class Disk:
     path: str
     """The folder of all such levels."""
     size: Any
-    key: Callable[[int], Any] | None
-    """What the sample of an index is made from."""
+    key: Callable[[int], Any] | Keys | None
+    """What the sample of an index is made from, or that of each already."""
     compression: str | None
     temporary: bool
 
@@ -48,7 +48,7 @@ class Disk:
                 _answer_change(other, on_change, about)
         _remove_left_over(self.path)
         budget = parse_size("disk", self.size, lambda: _free(self.path, folder))
-        keys = b"" if self.key is None else _keys(self.key, len(dataset))
+        keys = b"" if self.key is None else self._keys(len(dataset))
         if self.temporary and not os.path.exists(os.path.join(folder, "store")):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             _write(os.path.join(folder, _TEMPORARY), "")
@@ -56,6 +56,17 @@ class Disk:
             os.fsencode(folder), budget, fingerprint, keys, 0, self.compression or "none"
         )
         _note(folder, about)
+
+    def _keys(self, length: int) -> bytes:
+        assert self.key is not None
+        return self.key.keys if isinstance(self.key, Keys) else _keys(self.key, length)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Of each sample, 16 bytes."""
+
+    keys: bytes
 
 
 def checked(
@@ -75,7 +86,7 @@ def checked(
     if not isinstance(disk_path, (str, bytes, os.PathLike)):
         raise TypeError(f"disk_path is {disk_path!r}; a folder is needed")
     path = os.path.abspath(os.fsdecode(disk_path))
-    if key is not None and not callable(key):
+    if key is not None and not callable(key) and not isinstance(key, Keys):
         raise TypeError(f"key is {key!r}; a function of the index of a sample is needed")
     return Disk(path, 0.5 if disk is None else disk, key, compression, bool(temporary))
 
@@ -184,10 +195,21 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
+def free_on_disk(path: str) -> int:
+    """Bytes that levels in this folder can take together: what is free, and what they have."""
+    with os.scandir(path) as folders:
+        taken = sum(_taken(folder.path) for folder in folders if folder.is_dir())
+    left = os.statvfs(path)
+    return max(1, left.f_bavail * left.f_frsize + taken)
+
+
 def _free(path: str, folder: str) -> int:
     """Bytes that a level there can take: what is free, and what it has already."""
     left = os.statvfs(path)
-    taken = 0
+    return max(1, left.f_bavail * left.f_frsize + _taken(folder))
+
+
+def _taken(folder: str) -> int:
     with contextlib.suppress(OSError), os.scandir(folder) as files:
-        taken = sum(file.stat().st_blocks * 512 for file in files)
-    return max(1, left.f_bavail * left.f_frsize + taken)
+        return sum(file.stat().st_blocks * 512 for file in files)
+    return 0

@@ -14,6 +14,7 @@
 //! | [`records`] | records of any size, one per sample |
 //! | [`space`] | regions in which records are laid down, and the index that says where |
 //! | [`slots`] | the dense cache: one slot per sample, loaded and stored by index |
+//! | [`shards`] | which part of a dataset who keeps: computed, not listed |
 //! | [`segment`] | one piece of shared memory: its life, its format, who may write what in it |
 //! | [`sys`] | the kernel's side: atomics, mappings, forks, private files, limits |
 //!
@@ -63,6 +64,8 @@ pub mod disk;
 pub mod files;
 #[cfg(not(loom))]
 pub mod records;
+#[cfg(not(loom))]
+pub mod shards;
 #[cfg(not(loom))]
 pub mod slots;
 #[cfg(not(loom))]

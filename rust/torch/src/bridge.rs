@@ -24,6 +24,7 @@ use crate::schema::{
     dims_bytes, image_mode, is_palette_mode, numpy_dtype, parse_schema, pixels_bytes,
     tensor_itemsize,
 };
+use crate::shards::{count_for, deal_out, permute};
 
 #[cxx::bridge(namespace = "stocache::bridge")]
 pub mod ffi {
@@ -171,6 +172,14 @@ pub mod ffi {
         errors: u64,
         /// Whether this process may write to it.
         writes: bool,
+    }
+
+    /// What became of what a rank asked for.
+    struct LookUps {
+        hits: u64,
+        misses: u64,
+        /// Of the hits.
+        from_disk: u64,
     }
 
     /// A record in the mapping; no data if there is none. Its bytes may change at any time: what was
@@ -558,6 +567,8 @@ pub mod ffi {
         /// The options that lead to the same disk level; no path if there is none.
         fn disk_options(self: &Records) -> Result<DiskOptions>;
         fn disk_stats(self: &Records) -> Result<DiskStats>;
+        /// What the processes that count for that rank asked for.
+        fn look_ups_of(self: &Records, rank: u32) -> Result<LookUps>;
         /// Whether a level below memory has that sample.
         fn is_below(self: &Records, i: i64) -> bool;
         /// Whether every sample is in some level of this node.
@@ -684,6 +695,32 @@ pub mod ffi {
         fn text(self: &Batch, row: usize, column: usize) -> Result<&[u8]>;
         /// What a row keeps beside its columns, for `lay_out_rest`; empty if that is nothing.
         fn rest(self: &Batch, row: usize) -> Result<&[u8]>;
+    }
+
+    /// Somebody who keeps a part of a dataset; see `stocache::shards`.
+    struct Holder {
+        weight: u64,
+        capacity: u64,
+    }
+
+    /// Consecutive positions.
+    struct Stretch {
+        start: u64,
+        len: u64,
+    }
+
+    extern "Rust" {
+        /// Has this process, and those it forks, count for that rank of the node.
+        fn count_for(rank: u32);
+        /// Who keeps which positions of so many samples.
+        fn deal_out(
+            samples: u64,
+            chunk: u64,
+            holders: &[Holder],
+            agreed: bool,
+        ) -> Result<Vec<Stretch>>;
+        /// Puts in the place of each number the one that has its position in the order of that key.
+        fn permute(numbers: &mut [i64], len: i64, key: &[u64; 3]) -> Result<()>;
     }
 
     extern "Rust" {

@@ -112,6 +112,14 @@ impl Records {
         })
     }
 
+    pub fn look_ups_of(&self, rank: u32) -> Result<ffi::LookUps> {
+        guard(|| {
+            let (hits, misses) = self.store().look_ups_of(rank);
+            let from_disk = self.disk().map_or(0, |disk| disk.hits_of(rank));
+            Ok(ffi::LookUps { hits, misses, from_disk })
+        })
+    }
+
     pub fn is_below(&self, i: i64) -> bool {
         calm(false, || self.store().index(i).is_some_and(|i| self.levels().is_below(i)))
     }

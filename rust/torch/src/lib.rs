@@ -15,4 +15,5 @@ mod handle;
 mod node;
 mod records;
 mod schema;
+mod shards;
 mod tensor;

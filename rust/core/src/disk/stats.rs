@@ -27,6 +27,11 @@ pub struct DiskStats {
 }
 
 impl DiskStore {
+    /// Records that were given to the processes that count for that rank.
+    pub fn hits_of(&self, rank: u32) -> u64 {
+        self.space().counters().of_rank(rank, Count::Hits)
+    }
+
     /// Sums over all processes with this table.
     pub fn stats(&self) -> DiskStats {
         let space = self.space();

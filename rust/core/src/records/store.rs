@@ -322,6 +322,12 @@ impl RecordStore {
         }
     }
 
+    /// Hits and misses of the processes that count for that rank (`count_for`).
+    pub fn look_ups_of(&self, rank: u32) -> (u64, u64) {
+        let of = |count| self.counters().of_rank(rank, count);
+        (of(Count::Hits), of(Count::Misses))
+    }
+
     /// Why the store froze, for the one warning.
     pub fn frozen_reason(&self) -> String {
         self.segment().frozen_reason("")

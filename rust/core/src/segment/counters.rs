@@ -1,9 +1,10 @@
-//! Counters of all processes, without contention: each process adds to a stripe of its own.
+//! Counters of all processes, without contention: each process adds to a stripe of its own, or those of a
+//! rank to one that tells what became of their requests.
 
 use crate::segment::parts::{COUNTER_STRIPE_BYTES, COUNTER_STRIPES, COUNTERS_AT};
 use crate::sys::fork;
 use crate::sys::mapping::Mapping;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// What is counted; the number is the index of the counter in a stripe.
 #[derive(Clone, Copy, Debug)]
@@ -48,13 +49,37 @@ pub(crate) struct Counters<'a>(pub(crate) &'a Mapping);
 
 const WORDS: usize = COUNTER_STRIPE_BYTES / 8;
 
+/// The rank that this process and its children count for; above all ranks: none was named.
+static RANK: AtomicU32 = AtomicU32::new(u32::MAX);
+
+/// Has this process, and those it forks, count for that rank of the node.
+pub fn count_for(rank: u32) {
+    RANK.store(rank, Ordering::Relaxed);
+}
+
+fn stripe() -> usize {
+    let of = match RANK.load(Ordering::Relaxed) {
+        u32::MAX => fork::process(),
+        rank => rank,
+    };
+    of as usize % COUNTER_STRIPES
+}
+
 impl Counters<'_> {
     /// Relaxed: a count orders nothing.
     #[inline]
     pub(crate) fn add(&self, count: Count, n: u64) {
-        let stripe = fork::process() as usize % COUNTER_STRIPES;
-        let words = self.0.words(COUNTERS_AT + stripe * COUNTER_STRIPE_BYTES, WORDS);
-        words[count as usize].fetch_add(n, Ordering::Relaxed);
+        self.words(stripe())[count as usize].fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// What the processes of a rank counted; also what others did, if not all count for their rank or
+    /// there are more ranks than stripes.
+    pub(crate) fn of_rank(&self, rank: u32, count: Count) -> u64 {
+        self.words(rank as usize % COUNTER_STRIPES)[count as usize].load(Ordering::Relaxed)
+    }
+
+    fn words(&self, stripe: usize) -> &[AtomicU64] {
+        self.0.words(COUNTERS_AT + stripe * COUNTER_STRIPE_BYTES, WORDS)
     }
 
     /// The sum over all processes, the dead ones included.

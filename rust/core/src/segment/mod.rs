@@ -61,6 +61,8 @@ pub mod space_layout;
 pub mod table_layout;
 
 #[cfg(not(loom))]
+pub use counters::count_for;
+#[cfg(not(loom))]
 pub use handle::Segment;
 #[cfg(not(loom))]
 pub use leftovers::remove_leftovers;

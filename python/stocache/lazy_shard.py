@@ -1,0 +1,470 @@
+"""LazyShardDataset: each rank or node keeps its own part of a dataset."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from stocache import _C
+from stocache._dataset.apart import apart, in_workers
+from stocache._dataset.batches import Loads
+from stocache._dataset.stats import CachedDatasetStats
+from stocache._sharding import ranks as _ranks
+from stocache._sharding.shard import Deal, Shard, Visits, chunk_of, rows_of, shard_of
+from stocache._sharding.shares import Report, Share, Terms, check_agreement, share_of
+from stocache._sharing.disk import Keys, free_on_disk
+from stocache._sharing.fingerprint import fingerprint as look_at
+from stocache._sharing.launcher import find_job
+from stocache.bilevel import Counter, Level
+from stocache.cached_dataset import CachedDataset
+from stocache.planner import Plan, measured, say
+from stocache.sizes import parse_size, show_bytes
+
+_MODES = ("rank", "node", "disk")
+_WORD = (1 << 64) - 1
+
+
+class LazyShardDataset(Dataset[Any]):
+    """The part of ``dataset`` that this rank visits, kept on its node in memory and on disk.
+
+    Parts are disjoint and hold all that fits. What a node does not have yet is loaded from the
+    dataset when it is first visited: the shard is made while training runs.
+
+    Args:
+        dataset: Any map-style dataset or array: ``len(dataset)`` and ``dataset[i]``.
+        shuffle: Deal samples out at random, and visit them in another order in every epoch. False:
+            consecutive samples, in their order.
+        disk_size: The most that a node may keep on disk: bytes, a text such as "300GiB", or a
+            fraction such as 0.95 of what is free there. None: nothing.
+        memory_size: Likewise in memory.
+        overflow: By which fraction a part may be larger than what its node can keep.
+        min_elements: The least samples of a rank; an error says what would fit.
+        rank: The number of this rank; as torch.distributed or the launcher says.
+        num_replicas: How many ranks there are; likewise.
+        seed: Which samples go where, and in which order; the same for all ranks.
+        mode: "rank": each rank has a part of its own. "node": the ranks of a node have one
+            together, and divide it among themselves anew in every epoch. "disk": likewise, but
+            each rank has memory of its own, and the disk is what they share.
+        disk_cache_path: A folder on a disk of each node.
+        equal: Every rank visits equally many samples.
+        chunk: So many consecutive samples stay together, so that what lies in one piece is read by
+            one rank; for Zarr and HDF5 arrays as they say.
+        transform: Runs on every sample that is handed out.
+        fingerprint: As for CachedDataset.
+        verbose: Print what this rank has, and how much of it was there.
+        options: Any other of CachedDataset.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        shuffle: bool = True,
+        disk_size: int | float | str | None = 0.95,
+        memory_size: int | float | str = 0.5,
+        overflow: float = 0.0,
+        min_elements: int = 0,
+        rank: int | None = None,
+        num_replicas: int | None = None,
+        seed: int = 0,
+        mode: str = "rank",
+        disk_cache_path: str | os.PathLike[str] = "./bicache",
+        *,
+        equal: bool = False,
+        chunk: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        fingerprint: str = "auto",
+        verbose: bool = True,
+        **options: Any,
+    ) -> None:
+        dataset = rows_of(dataset)
+        map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if not map_style or isinstance(dataset, IterableDataset):
+            raise TypeError(
+                f"dataset is a {type(dataset).__name__}; one with len() and dataset[i] is needed"
+            )
+        number, ranks = _ranks.rank_and_ranks(rank, num_replicas)
+        terms = Terms(
+            samples=len(dataset), seed=_checked("seed", seed, None) & _WORD, mode=_mode(mode),
+            shuffle=bool(shuffle),
+            chunk=chunk_of(dataset) if chunk is None else _checked("chunk", chunk, 1),
+            overflow=_overflow(overflow), min_elements=_checked("min_elements", min_elements, 0),
+            equal=bool(equal), num_replicas=ranks,
+        )  # fmt: skip
+        path = os.path.join(os.path.abspath(os.fsdecode(disk_cache_path)), socket.gethostname())
+        report, failed = _report(dataset, number, terms, memory_size, disk_size, path)
+        reports = _ranks.exchanged(report, ranks)
+        if failed is not None and reports is None:
+            raise failed
+        agreed = reports is not None
+        if reports is not None:
+            check_agreement(reports)
+            reports.sort(key=lambda each: each.rank)
+            me = _ranks.placed(number, [each.node for each in reports])
+            nodes = list({each.node: each for each in reversed(reports)}.values())[::-1]
+            nodes.sort(key=lambda each: each.rank)
+            # One measures for all: the same samples take the same room.
+            nodes = [_with_bytes(each, reports[0].sample_bytes) for each in nodes]
+        else:
+            me = _ranks.presumed(number, ranks)
+            nodes = [report] * len(me.ranks_on)
+        share = share_of(me, terms, nodes, agreed)
+        if not agreed:
+            _check_alone(terms, share, memory_size, disk_size)
+        self.dataset = dataset
+        self.rank = me
+        self._terms, self._share = terms, share
+        self._visits: Visits | None = None  # those of the last epoch that was asked for
+        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        memory = nodes[me.node].memory
+        deal = Deal(terms.samples, terms.chunk, terms.seed, terms.shuffle)
+        shard = shard_of(dataset, deal, share.start, share.length)
+        options.update(self._sharing(fingerprint, options, disk_size is not None))
+        if mode == "disk":
+            options["shared"] = False
+            memory //= me.ranks_on[me.node]
+        if disk_size is not None:
+            keys = Keys(shard.keys())
+            options.update(disk=nodes[me.node].disk, disk_path=path, key=keys)
+        self._store = _Store(shard, memory, transform=transform, verbose=False, **options)
+        _C.count_for(me.local)
+        if verbose and me.local == 0:
+            self._tell()
+
+    def _sharing(self, mark: str, options: dict[str, Any], on_disk: bool) -> dict[str, Any]:
+        """By which fingerprint the samples of this dataset are known, and who shares them."""
+        if mark != "auto":
+            return {"fingerprint": mark}
+        if not on_disk and (find_job() is None or options.get("shared") is False):
+            return {"fingerprint": "of one process"}  # nobody else asks for it
+        found = look_at(self.dataset)
+        if found.unseen:
+            raise ValueError(
+                f"fingerprint: {found.unseen[0]} cannot be looked into, so nothing says whether "
+                "what is kept are the samples of this dataset; pass fingerprint= with a text that "
+                "you change whenever the samples change"
+            )
+        return {"fingerprint": f"{found.text} {os.getcwd()}"}
+
+    def _tell(self) -> None:
+        share, stats, rank, samples = self._share, self.stats(), self.rank, self._terms.samples
+        nodes = len(rank.ranks_on)
+        keeps = f"{show_bytes(stats.data_bytes)} of memory"
+        there = ""
+        if stats.disk is not None:
+            keeps += f" and {show_bytes(stats.disk.data_bytes)} on disk"
+            there = f"; {stats.disk.filled} of them are there already"
+        left = samples - share.total
+        say(
+            f"{f'Node {rank.node} of {nodes}' if nodes > 1 else 'This node'} keeps {share.length} "
+            f"of {samples} samples in up to {keeps}{there}. Rank {rank.number} of {rank.ranks} "
+            f"visits {share.visits} in an epoch"
+            + (f"; {left} of the dataset are nobody's." if left else "."),
+            False,
+        )
+
+    # Samples
+
+    def __len__(self) -> int:
+        return self._share.visits
+
+    def __getitem__(self, index: Any) -> Any:
+        """A sample; a list of them for a slice or a list of indices."""
+        if isinstance(index, slice):
+            index = range(len(self))[index]
+        if isinstance(index, (list, range)) or getattr(index, "ndim", 0) == 1:
+            return self._store[self._positions(index)]
+        return self._store[self.visits().position(self._inside(index))]
+
+    def __getitems__(self, indices: Sequence[Any]) -> Any:
+        """The samples of a batch. A DataLoader calls this."""
+        return self._store.__getitems__(self._positions(indices))
+
+    def _inside(self, index: Any) -> int:
+        number, visits = operator.index(index), self._share.visits
+        if not -visits <= number < visits:
+            raise IndexError(f"index {number} of {visits} samples of this rank")
+        return number + visits if number < 0 else number
+
+    def counted_from_start(self, indices: Iterable[Any]) -> list[int]:
+        """Numbers of samples of this rank; an IndexError if one is none."""
+        return [self._inside(index) for index in indices]
+
+    def _positions(self, indices: Iterable[Any]) -> list[int]:
+        numbers = torch.tensor(self.counted_from_start(indices), dtype=torch.int64, device="cpu")
+        found: list[int] = self.visits().positions(numbers).tolist()
+        return found
+
+    def visits(self) -> Visits:
+        """Which positions of the store this rank visits, in this epoch and in which order."""
+        epoch = self.epoch
+        if self._visits is None or self._visits.epoch != epoch:
+            share, terms = self._share, self._terms
+            self._visits = Visits(
+                share.first, share.held, share.holder, share.step, share.offset, terms.seed, epoch,
+                terms.shuffle,
+            )  # fmt: skip
+        return self._visits
+
+    def indices(self) -> Tensor:
+        """The samples of the dataset that this rank visits in this epoch, in order."""
+        positions = self.visits().positions(torch.arange(len(self), device="cpu"))
+        store: Shard = self._store.dataset
+        return store.deal.in_order(store.start, store.length)[positions]
+
+    @property
+    def epoch(self) -> int:
+        return int(self._epoch.item())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another order; in the modes "node" and "disk" also another part of what the node has.
+        Workers that go on see it too."""
+        self._check_length()
+        self._epoch.fill_(_checked("epoch", epoch, 0))
+
+    def _check_length(self) -> None:
+        now = len(self.dataset)
+        if now != self._terms.samples:
+            raise ValueError(
+                f"the dataset had {self._terms.samples} samples and has {now} now; its parts were "
+                "dealt out for the former: construct LazyShardDataset anew"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: the epoch, and for whom it counts. Where in it a loader was, its own
+        state says."""
+        terms = self._terms
+        return {
+            "epoch": self.epoch, "samples": terms.samples, "seed": terms.seed, "mode": terms.mode,
+            "num_replicas": terms.num_replicas, "rank": self.rank.number,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on in the epoch of the state."""
+        own = self.state_dict()
+        differing = [what for what in own if what != "epoch" and state.get(what) != own[what]]
+        if differing:
+            words = [f"{what} was {state.get(what)!r} and is {own[what]!r}" for what in differing]
+            raise ValueError(f"the state is that of another shard: {', '.join(words)}")
+        self.set_epoch(state["epoch"])
+
+    # The cache
+
+    def warm(
+        self,
+        num_workers: int = 0,
+        progress: bool = True,
+        multiprocessing_context: Any = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
+    ) -> CachedDatasetStats:
+        """Loads what this rank visits ahead of training, by workers, then what other ranks of the
+        node have not loaded: that of a rank that died, say. Every rank calls this; one of them
+        shows how far the node is."""
+        self._check_length()
+        samples, share = self._store._stocache, self._share
+        end = share.first + share.held
+        mine = range(share.first + share.offset, end, share.step)
+        rest = [k for k in range(share.length) if k not in mine]
+        missing = [k for k in (*mine, *rest) if not samples.records.contains(k)]
+        bar = _bar(len(missing)) if progress and self.rank.local == 0 else None
+        before = self.stats().loads
+        loader = in_workers(
+            Loads(self._store), missing, num_workers, multiprocessing_context, worker_init_fn
+        )
+        for _ in loader if missing else ():
+            if bar is not None:
+                bar.update(max(0, min(bar.total, self.stats().loads - before) - bar.n))
+        if bar is not None:
+            bar.update(bar.total - bar.n)
+            bar.close()
+        return self.stats()
+
+    def stats(self) -> CachedDatasetStats:
+        """Counts of all processes of the node that share memory with this one."""
+        return self._store.stats()
+
+    @property
+    def memory_cache(self) -> Level:
+        """``memory_cache.hits.value`` and ``.misses.value`` of this rank and its workers."""
+        hits, misses = Counter(lambda: self._memory()[0]), Counter(lambda: self._memory()[1])
+        return _Memory(hits, misses, _Values(self))
+
+    @property
+    def disk_cache(self) -> Level:
+        """Likewise. Who is asked here is what memory had not."""
+        return Level(Counter(lambda: self._look_ups()[2]), Counter(lambda: self._look_ups()[1]))
+
+    def _look_ups(self) -> tuple[int, int, int]:
+        return self._store._stocache.records.look_ups_of(self.rank.local)
+
+    def _memory(self) -> tuple[int, int]:
+        hits, misses, below = self._look_ups()
+        return max(0, hits - below), misses + below
+
+    @property
+    def store(self) -> CachedDataset:
+        """What the node keeps, by position."""
+        return self._store
+
+    def flush(self, timeout: float = 60.0) -> bool:
+        """As CachedDataset.flush()."""
+        return self._store.flush(timeout)
+
+    def close(self) -> None:
+        """Detaches this process; what is on disk stays."""
+        self._store.close()
+
+    def delete(self) -> None:
+        """Closes it, and removes what its node has on disk."""
+        self._store.delete()
+
+    def __enter__(self) -> LazyShardDataset:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Attributes
+
+    @property
+    def transform(self) -> Callable[[Any], Any] | None:
+        """What runs on every sample that is handed out."""
+        return self._store.transform
+
+    @transform.setter
+    def transform(self, transform: Callable[[Any], Any] | None) -> None:
+        self._store.transform = transform
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what is not found here: the dataset's own attributes stay reachable.
+        if name.startswith("_") or "dataset" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dataset, name)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        _C.count_for(self.rank.local)  # a worker that was started fresh counts for its rank
+
+    def __repr__(self) -> str:
+        rank = self.rank
+        return (
+            f"LazyShardDataset({self.dataset!r}, {len(self)} of {self._terms.samples} samples, "
+            f"rank {rank.number} of {rank.ranks}, mode {self._terms.mode!r})"
+        )
+
+
+@dataclass(frozen=True)
+class _Memory(Level):
+    _values_cache: _Values
+
+
+class _Values:
+    """What is cached, as an example of BiLevelCache's looks at it."""
+
+    def __init__(self, dataset: LazyShardDataset) -> None:
+        self._dataset = dataset
+
+    def get(self, index: int, default: Any = None) -> Any:
+        """The sample at ``dataset[index]`` before its transform, if it is cached."""
+        samples = self._dataset.store._stocache
+        position = self._dataset.visits().position(self._dataset._inside(index))
+        found = samples.records.get(position, samples.allow_pickle, False)
+        return default if found is _C.MISS else found
+
+
+class _Store(CachedDataset):
+    """What a node keeps. Ranks with another part do not share it."""
+
+    def _stocache_part(self, dataset: Any) -> str:
+        return f"{dataset.start} {dataset.length} {dataset.deal}"
+
+
+def _report(
+    dataset: Any, number: int, terms: Terms, memory: Any, disk: Any, path: str
+) -> tuple[Report, Exception | None]:
+    """What this rank says of itself. What it cannot say is said too: the others wait for an
+    answer."""
+    node = _ranks.node_name(number)
+    try:
+        room = parse_size("memory_size", memory)
+        on_disk = 0
+        if disk is not None:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            on_disk = parse_size("disk_size", disk, lambda: free_on_disk(path))
+        size = 1.0
+        # One of those who can ask each other measures.
+        if number == 0 or not _ranks.has_group():
+            size = _sample_bytes(dataset)
+        return Report(number, node, terms, room, on_disk, size), None
+    except Exception as error:
+        trouble = str(error) or type(error).__name__
+        return Report(number, node, terms, 0, 0, 1.0, trouble), error
+
+
+def _with_bytes(report: Report, sample_bytes: float) -> Report:
+    return Report(
+        report.rank, report.node, report.terms, report.memory, report.disk, sample_bytes,
+        report.trouble,
+    )  # fmt: skip
+
+
+def _sample_bytes(dataset: Any) -> float:
+    """What a sample takes, rather too much: as many as were measured may all be smaller ones."""
+    if len(dataset) == 0:
+        return 1.0
+    found: Plan = apart(lambda: measured(dataset, seconds=math.inf))
+    if not found.sampled:
+        raise ValueError(f"what fits is not known, because {found.failed}")
+    return found.mean + 2 * found.deviation / math.sqrt(found.sampled)
+
+
+def _check_alone(terms: Terms, share: Share, memory: Any, disk: Any) -> None:
+    """Without a word from the others, their parts are known only where all fits, or where what fits
+    is the same for all."""
+    if terms.num_replicas == 1 or share.total >= terms.samples:
+        return
+    if isinstance(memory, float) or isinstance(disk, float):
+        raise ValueError(
+            f"{share.total} of {terms.samples} samples fit, and how many others hold is not known: "
+            "call torch.distributed.init_process_group() before, so that ranks can agree, or give "
+            "memory_size and disk_size in bytes"
+        )
+
+
+def _mode(mode: Any) -> str:
+    if mode not in _MODES:
+        raise ValueError(f'mode is {mode!r}; use "rank", "node" or "disk"')
+    return str(mode)
+
+
+def _overflow(overflow: Any) -> float:
+    if isinstance(overflow, bool) or not isinstance(overflow, (int, float)):
+        raise TypeError(f"overflow is {overflow!r}; a fraction such as 0.1 is needed")
+    if not 0 <= overflow < math.inf:
+        raise ValueError(f"overflow is {overflow!r}; use 0 or more")
+    return float(overflow)
+
+
+def _checked(what: str, number: Any, least: int | None) -> int:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{what} is {number!r}; a whole number is needed")
+    if least is not None and number < least:
+        raise ValueError(f"{what} is {number}; use {least} or more")
+    return number
+
+
+def _bar(total: int) -> Any:
+    try:
+        from tqdm import tqdm
+    except ImportError:  # a bar is no reason to fail
+        return None
+    return tqdm(total=total, desc="warming this node's part", unit=" samples")
