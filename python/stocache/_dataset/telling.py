@@ -13,7 +13,7 @@ from stocache.sizes import show_bytes
 _LRU_REGIONS = 32
 # What is told once per node.
 WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM = range(4)
-_OTHER_KEYS, _WHOLE_BATCHES, _UNREADABLE, _NO_DISK = range(4, 8)
+_OTHER_KEYS, _WHOLE_BATCHES, _UNREADABLE, _NO_DISK, _ONLY_READ = range(4, 9)
 
 
 def warn(text: str) -> None:
@@ -50,6 +50,14 @@ def _line_of(error: Exception) -> str:
 def of_no_disk(records: _C.Records, error: Exception) -> None:
     text = f"a process that came later goes on without the disk level: {_line_of(error)}"
     _warn_once(records, _NO_DISK, text)
+
+
+def of_only_read(records: _C.Records, folder: str) -> None:
+    text = (
+        f"what is in {folder} is read, and nothing written to it from here: another dataset, job "
+        "or policy writes to it, or the disk is read-only; give each its own name= or disk_path="
+    )
+    _warn_once(records, _ONLY_READ, text)
 
 
 def of_size(records: _C.Records, index: int) -> None:
