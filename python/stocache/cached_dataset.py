@@ -19,7 +19,7 @@ from stocache._dataset.samples import Records, Samples
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharing.change import check_on_change
 from stocache._sharing.dataset import open_records
-from stocache._sharing.disk import checked
+from stocache._sharing.disk import checked, folder_of
 from stocache._sharing.job import caller_of
 from stocache.sizes import huge_pages_word, show_bytes
 
@@ -142,7 +142,10 @@ class CachedDataset(Dataset[Sample]):
             part=self._stocache_part(dataset),
         )  # fmt: skip
         created = opened == "created"
-        found = records.disk_stats()["filled"] or (not created and records.stats()["filled"])
+        on_disk, folder = records.disk_stats(), folder_of(records)
+        if folder is not None and not on_disk["writes"]:
+            telling.of_only_read(records, folder)
+        found = on_disk["filled"] or (not created and records.stats()["filled"])
         # All that is private is in one object: names of subclasses meet no others of ours.
         self._stocache = Samples(
             dataset, records, len(dataset), allow_pickle=bool(allow_pickle), strict=bool(strict),

@@ -773,6 +773,42 @@ def test_clear_and_delete(on_disk, log, below):
     assert not dataset._stocache.records.is_open()
 
 
+def test_that_others_write_is_told_with_a_remedy(on_disk, log):
+    """Two lists of one class, known by keys: they are found in one folder."""
+    files = [Files([str(number) for number in range(first, 50, 2)], log) for first in (0, 1)]
+    first, second = ({"key": source.key, "probe": 0, "memory": 1} for source in files)
+    on_disk(files[0], **first)
+    with pytest.warns(RuntimeWarning, match="another dataset.*name="):
+        reads = on_disk(files[1], **second)
+    assert not reads.stats().disk.writes
+    with pytest.raises(RuntimeError, match=r"others write to .*end them first"):
+        reads.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        writes = on_disk(files[1], name="validation", **second)
+    assert writes.stats().disk.writes
+
+
+class Sorting(Counted):
+    """Gives many samples in an order of its own."""
+
+    def __getitems__(self, indices):
+        return [self.make(index) for index in sorted(indices)]
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_what_cannot_be_cleared_is_not_used(on_disk, log, kind):
+    on_disk(Sorting(log, 100, words=WORDS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dataset = on_disk(
+            Sorting(log, 100, words=WORDS), memory=64, policy="lru"
+        )  # reads beside it
+        epoch(dataset, kind)
+        for index in range(100):
+            check(dataset[index], index)
+
+
 class Versions(Fixed):
     version = 0
 

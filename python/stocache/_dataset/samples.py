@@ -382,7 +382,10 @@ class Samples:
     def _clear_if_in_doubt(self) -> None:
         """Empties the store if samples that came together are none: earlier ones are in it."""
         if self._together.gives_others():
-            self.clear()
+            try:
+                self.clear()
+            except RuntimeError:  # others keep it as it is: then nothing of it is used here
+                self._until_others = Countdown(0)
 
     def _ask(self, function: together.Function, keys: list[Any]) -> Any:
         self.records.note(0, len(keys))

@@ -13,9 +13,9 @@ from stocache.sizes import show_bytes
 _LRU_REGIONS = 32
 # What is told once per node.
 WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM, _OTHER_KEYS, _WHOLE_BATCHES, _UNREADABLE = range(7)
-_NO_DISK, WHERE_CUT = 7, 8
+_NO_DISK, _ONLY_READ, WHERE_CUT = 7, 8, 9
 # From here on, looks that were taken (doubts.py).
-FIRST_LOOK = 9
+FIRST_LOOK = 10
 
 
 def warn(text: str) -> None:
@@ -52,6 +52,14 @@ def _line_of(error: Exception) -> str:
 def of_no_disk(records: _C.Records, error: Exception) -> None:
     text = f"a process that came later goes on without the disk level: {_line_of(error)}"
     _warn_once(records, _NO_DISK, text)
+
+
+def of_only_read(records: _C.Records, folder: str) -> None:
+    text = (
+        f"what is in {folder} is read, and nothing written to it from here: another dataset, job "
+        "or policy writes to it, or the disk is read-only; give each its own name= or disk_path="
+    )
+    _warn_once(records, _ONLY_READ, text)
 
 
 def of_size(records: _C.Records, index: int) -> None:

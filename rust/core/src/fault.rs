@@ -103,6 +103,8 @@ pub(crate) enum Fault {
     LogFirst,
     /// Empty one region after the other where no file can be made for any.
     EmptyInVain,
+    /// Take a store that others made in the place of this one for this one.
+    TrustPlace,
     /// Keep a record on disk that is none.
     KeepDamaged,
     /// Remove a file whose room those keep who have it open.
@@ -295,6 +297,16 @@ mod controls {
     }
 
     #[test]
+    fn writing_into_the_store_of_others_is_caught() {
+        is_caught(
+            Fault::TrustPlace,
+            &[
+                "disk::tests::who_has_lost_its_folder_leaves_the_one_that_others_made_in_its_place_alone",
+            ],
+        );
+    }
+
+    #[test]
     fn keeping_damaged_records_is_caught() {
         is_caught(
             Fault::KeepDamaged,
@@ -407,7 +419,10 @@ mod controls {
     fn taking_a_stopped_process_for_a_running_one_is_caught() {
         is_caught(
             Fault::IgnoreStopped,
-            &["sys::proc::tests::a_stopped_process_is_seen_and_one_of_another_namespace_never_is"],
+            &[
+                "sys::proc::tests::a_stopped_process_is_seen_and_one_of_another_namespace_never_is",
+                "disk::tests::who_is_dead_or_stopped_is_not_waited_for",
+            ],
         );
     }
 

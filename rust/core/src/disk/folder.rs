@@ -181,7 +181,9 @@ impl Folder {
 
     /// Whether it is not another store by now, which somebody made in the place of this one.
     pub(super) fn is_ours(&self) -> bool {
-        !matches!(Self::read(&self.path), Ok(Some(header)) if header.id != self.header.id)
+        let is_another = |header: Header| header.id != self.header.id;
+        !matches!(Self::read(&self.path), Ok(Some(header)) if is_another(header))
+            || broken(Fault::TrustPlace)
     }
 
     /// What the header in a folder says; `None` if there is none.

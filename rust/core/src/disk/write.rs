@@ -119,8 +119,10 @@ impl DiskStore {
         };
         if !self.writes() {
             let path = self.folder.path.display();
-            let message =
-                format!("processes that this node does not see are using {path}; end them first");
+            let message = format!(
+                "others write to {path}: with another policy or other keys, or where this node does not \
+                 see them; end them first"
+            );
             return Err(Error::new(Kind::State, message));
         }
         let space = self.space();
