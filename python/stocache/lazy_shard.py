@@ -211,8 +211,8 @@ class LazyShardDataset(Dataset[Any]):
         if self._visits is None or self._visits.epoch != epoch:
             share, terms = self._share, self._terms
             self._visits = Visits(
-                share.first, share.held, share.holder, share.step, share.offset, terms.seed, epoch,
-                terms.shuffle,
+                share.first, share.held, share.holder, share.step, share.offset, share.visits,
+                terms.seed, epoch, terms.shuffle,
             )  # fmt: skip
         return self._visits
 

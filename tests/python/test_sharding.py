@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -21,7 +22,7 @@ from samples import complaint
 from sources import Counted, Fixed, Together
 from stocache import _C, LazyShardDataset
 from stocache._sharding.ranks import rank_and_ranks
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 HERE = Path(__file__).parent
 LENGTH = 101
@@ -265,6 +266,28 @@ def test_a_shuffled_loader_on_top(shard, workers):
         )  # fmt: skip
         seen = [number for numbers, _ in loader for number in numbers.tolist()]
         assert sorted(seen) == sorted(dataset.indices().tolist())
+
+
+@pytest.mark.parametrize("chosen", [[-1, 0], [10, 0]])
+def test_no_index_leads_into_the_part_of_another_rank(shard, node, unique_name, chosen):
+    """Where samples are dealt out in order, those of the next rank lie beside one's own."""
+    node(2)
+    source = Fixed([torch.tensor(i) for i in range(20)])
+    ranks = parts(lambda **o: shard(source, **o), 2, shuffle=False, name=unique_name(), probe=0)
+    for dataset in ranks:
+        assert [int(sample) for sample in dataset] == dataset.indices().tolist()
+    for dataset in ranks:
+        own = dataset.indices().tolist()
+        loader = stocache.DataLoader(
+            Subset(dataset, chosen), 2, num_workers=1, multiprocessing_context="fork"
+        )
+        if chosen[0] < 0:
+            assert [rows.tolist() for rows in loader] == [[own[-1], own[0]]]
+        else:
+            with pytest.raises(IndexError, match="index 10 of 10 samples of this rank"):
+                list(loader)
+            del loader
+            gc.collect()  # its workers end before the cache
 
 
 def test_a_source_that_loads_many_at_once_does(shard, log):
