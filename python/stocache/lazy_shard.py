@@ -145,7 +145,8 @@ class LazyShardDataset(Dataset[Any]):
         """By which fingerprint the samples of this dataset are known, and who shares them."""
         if mark != "auto":
             return {"fingerprint": mark}
-        if not on_disk and (find_job() is None or options.get("shared") is False):
+        alone = find_job() is None or options.get("shared") is False
+        if alone and not on_disk and options.get("name") is None:
             return {"fingerprint": "of one process"}  # nobody else asks for it
         found = look_at(self.dataset)
         if found.unseen:

@@ -395,6 +395,19 @@ def test_what_was_kept_of_another_part_is_refused(shard, unique_name):
     stocache.node.remove(name)
 
 
+def test_what_was_kept_of_other_data_is_refused(shard, unique_name):
+    options = {"name": unique_name(), "keep": True, "probe": 0}
+    first = shard(Fixed([torch.zeros(4)] * 20), **options)
+    first[:]
+    first.close()
+    with pytest.raises(ValueError, match="fingerprint"):
+        shard(Fixed([torch.ones(4)] * 20), **options)
+    again = shard(Fixed([torch.zeros(4)] * 20), **options)
+    assert again.stats().filled == 20
+    again.close()
+    stocache.node.remove(options["name"])
+
+
 def test_other_data_have_another_folder(shard, tmp_path):
     options = {"disk_size": "64MiB", "disk_cache_path": tmp_path / "below"}
     for value in (1.0, 2.0):
