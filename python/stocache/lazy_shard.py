@@ -144,7 +144,10 @@ class LazyShardDataset(Dataset[Any]):
     def _sharing(self, mark: str, options: dict[str, Any], on_disk: bool) -> dict[str, Any]:
         """By which fingerprint the samples of this dataset are known, and who shares them."""
         if mark != "auto":
-            return {"fingerprint": mark}
+            # The user's word says nothing of which dataset it is, nor does the shard's type.
+            kind = type(self.dataset)
+            which = f"{kind.__module__}.{kind.__qualname__} {self._terms.samples}"
+            return {"fingerprint": f"{mark} {which}"}
         alone = find_job() is None or options.get("shared") is False
         if alone and not on_disk and options.get("name") is None:
             return {"fingerprint": "of one process"}  # nobody else asks for it

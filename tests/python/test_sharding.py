@@ -417,6 +417,24 @@ def test_other_data_have_another_folder(shard, tmp_path):
         dataset.close()
 
 
+def test_two_datasets_with_one_fingerprint_do_not_mix(shard, tmp_path):
+    """Such as those for training and for validation, whose preparation has one version."""
+
+    class Negative(Fixed):
+        def __getitem__(self, index):
+            return -super().__getitem__(index)
+
+    samples = [torch.tensor(i) for i in range(1, 31)]
+    options = {"disk_size": "64MiB", "disk_cache_path": tmp_path / "below", "probe": 0}
+    for source in (Fixed(samples), Negative(samples), Fixed(samples[10:])):
+        with shard(source, fingerprint="v1", **options) as dataset:
+            found = [int(source[index]) for index in dataset.indices().tolist()]
+            assert [int(sample) for sample in dataset] == found
+            dataset.flush()
+    with shard(Fixed(samples), fingerprint="v1", **options) as dataset:
+        assert dataset.stats().disk.filled == 30
+
+
 # What it tells
 
 
