@@ -100,7 +100,8 @@ class LazyShardDataset(Dataset[Any]):
             equal=bool(equal), num_replicas=ranks,
         )  # fmt: skip
         path = os.path.join(os.path.abspath(os.fsdecode(disk_cache_path)), socket.gethostname())
-        report, failed = _report(dataset, number, terms, memory_size, disk_size, path)
+        pickles = bool(options.get("allow_pickle"))
+        report, failed = _report(dataset, number, terms, memory_size, disk_size, path, pickles)
         reports = _ranks.exchanged(report, ranks)
         if failed is not None and reports is None:
             raise failed
@@ -394,7 +395,7 @@ class _Store(CachedDataset[Any]):
 
 
 def _report(
-    dataset: Any, number: int, terms: Terms, memory: Any, disk: Any, path: str
+    dataset: Any, number: int, terms: Terms, memory: Any, disk: Any, path: str, pickles: bool
 ) -> tuple[Report, Exception | None]:
     """What this rank says of itself. What it cannot say is said too: the others wait for an
     answer."""
@@ -410,7 +411,7 @@ def _report(
         if number == 0 or not _ranks.has_group():
             # Without a word from the others, all must measure the same samples.
             alone = terms.num_replicas > 1 and not _ranks.has_group()
-            size = _sample_bytes(dataset, math.inf if alone else SECONDS)
+            size = _sample_bytes(dataset, pickles, math.inf if alone else SECONDS)
         return Report(number, node, terms, room, on_disk, size), None
     except Exception as error:
         trouble = str(error) or type(error).__name__
@@ -424,11 +425,11 @@ def _with_bytes(report: Report, sample_bytes: float) -> Report:
     )  # fmt: skip
 
 
-def _sample_bytes(dataset: Any, seconds: float) -> float:
+def _sample_bytes(dataset: Any, pickles: bool, seconds: float) -> float:
     """What a sample takes, rather too much: as many as were measured may all be smaller ones."""
     if len(dataset) == 0:
         return 1.0
-    found: Plan = apart(lambda: measured(dataset, seconds=seconds))
+    found: Plan = apart(lambda: measured(dataset, allow_pickle=pickles, seconds=seconds))
     if not found.sampled:
         raise ValueError(f"what fits is not known, because {found.failed}")
     return found.mean + 2 * found.deviation / math.sqrt(found.sampled)

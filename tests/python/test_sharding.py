@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections import Counter
+from collections import ChainMap, Counter
 from pathlib import Path
 
 import numpy as np
@@ -323,6 +323,15 @@ def test_attributes_are_the_datasets(shard):
     assert dataset.words == 64
     with pytest.raises(AttributeError):
         _ = dataset.nothing
+
+
+def test_objects_of_other_types_are_stored_if_that_is_allowed(shard):
+    dataset = shard(Fixed([ChainMap({"i": i}) for i in range(20)]), allow_pickle=True)
+    for _ in range(2):
+        assert list(dataset) == [ChainMap({"i": i}) for i in dataset.indices().tolist()]
+    assert dataset.stats().hits == 20
+    with pytest.raises(ValueError, match="sample 0 cannot be stored"):
+        shard(Fixed([object()] * 20))
 
 
 def test_a_dataset_that_changes_its_length_is_told(shard):
