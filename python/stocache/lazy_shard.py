@@ -408,9 +408,10 @@ def _report(
             on_disk = parse_size("disk_size", disk, lambda: free_on_disk(path))
         size = 1.0
         # One of those who can ask each other measures.
-        if number == 0 or not _ranks.has_group():
+        asks = _ranks.can_ask(terms.num_replicas)
+        if number == 0 or not asks:
             # Without a word from the others, all must measure the same samples.
-            alone = terms.num_replicas > 1 and not _ranks.has_group()
+            alone = terms.num_replicas > 1 and not asks
             size = _sample_bytes(dataset, pickles, math.inf if alone else SECONDS)
         return Report(number, node, terms, room, on_disk, size), None
     except Exception as error:

@@ -227,6 +227,18 @@ def test_min_elements_that_cannot_be_met_are_told(shard):
         shard(min_elements=90, memory_size="200KiB")
 
 
+def test_ranks_that_are_fewer_than_those_of_the_group_measure_themselves(shard, monkeypatch):
+    """As where a model is spread over several processes, which have one part together."""
+    room = 40 * (64 * 8 + 64) + (176 << 10)
+    alone = [len(dataset) for dataset in parts(shard, 2, memory_size=room)]
+    distributed = torch.distributed
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 4)
+    monkeypatch.setattr(distributed, "get_rank", lambda: 3)
+    assert [len(dataset) for dataset in parts(shard, 2, memory_size=room)] == alone
+    assert sum(alone) < LENGTH
+
+
 def test_shares_of_what_is_free_need_a_word_from_the_others(shard, monkeypatch):
     monkeypatch.setattr("stocache.sizes.free_memory", lambda: 400 << 10)
     with pytest.raises(ValueError, match="init_process_group"):

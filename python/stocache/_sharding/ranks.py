@@ -73,11 +73,17 @@ def has_group() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
+def can_ask(ranks: int) -> bool:
+    """Whether these are the ranks of torch.distributed: those of a model that is spread over
+    several processes, say, are fewer."""
+    return has_group() and torch.distributed.get_world_size() == ranks
+
+
 def exchanged(message: Any, ranks: int) -> list[Any] | None:
     """What each rank says; None where they cannot be asked."""
     if ranks == 1:
         return [message]
-    if not has_group() or torch.distributed.get_world_size() != ranks:
+    if not can_ask(ranks):
         return None
     answers: list[Any] = [None] * ranks
     torch.distributed.all_gather_object(answers, message)
