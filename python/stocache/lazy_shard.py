@@ -358,6 +358,8 @@ class LazyShardDataset(Dataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        if not self._epoch.is_shared():  # a copy has workers of its own
+            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         _C.count_for(self.rank.local)  # a worker that was started fresh counts for its rank
 
     def __repr__(self) -> str:

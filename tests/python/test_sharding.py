@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import json
@@ -266,6 +267,21 @@ def test_loaders_give_the_samples_of_the_part(shard, kind, start):
     del loader
     assert dataset.memory_cache.misses.value == len(dataset)
     assert dataset.memory_cache.hits.value == 2 * len(dataset)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
+def test_workers_of_a_copy_see_its_epoch(shard, copied):
+    original = shard(seed=8)
+    dataset = copied(original)
+    loader = DataLoader(
+        dataset, 8, num_workers=1, multiprocessing_context="fork", persistent_workers=True
+    )
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        assert [n for numbers, _ in loader for n in numbers.tolist()] == dataset.indices().tolist()
+    assert original.epoch == 0
+    del loader
+    dataset.close()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
