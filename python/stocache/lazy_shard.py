@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from stocache import _C
 from stocache._dataset.apart import apart, in_workers
+from stocache._dataset.attributes import defines_items_anew
 from stocache._dataset.batches import Loads
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharding import ranks as _ranks
@@ -193,6 +194,8 @@ class LazyShardDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """The samples of a batch. A DataLoader calls this."""
+        if defines_items_anew(type(self)):
+            return [self[index] for index in indices]
         return self._store.__getitems__(self._positions(indices))
 
     def _inside(self, index: Any) -> int:

@@ -346,6 +346,18 @@ def test_a_transform_runs_on_what_is_handed_out(shard):
     assert dataset[0][0] == int(dataset.indices()[0])
 
 
+@pytest.mark.parametrize("kind", [DataLoader, stocache.DataLoader])
+def test_a_subclass_says_what_its_samples_are(kind):
+    class Negative(LazyShardDataset):
+        def __getitem__(self, index):
+            return -super().__getitem__(index)
+
+    source = Fixed([torch.tensor(i) for i in range(20)])
+    with Negative(source, disk_size=None, memory_size="8MiB", verbose=False) as dataset:
+        for _ in range(2):
+            assert torch.cat(list(kind(dataset, 5))).tolist() == (-dataset.indices()).tolist()
+
+
 def test_attributes_are_the_datasets(shard):
     dataset = shard()
     assert dataset.words == 64
