@@ -212,6 +212,15 @@ def test_what_does_not_fit_is_nobodys(shard):
         assert dataset.stats().hits == len(dataset), "all that is in the part fits"
 
 
+@pytest.mark.parametrize("mode", ["disk", "node"])
+def test_what_only_one_rank_has_in_memory_is_not_what_the_node_keeps(shard, node, tmp_path, mode):
+    node(2)
+    room = {"memory_size": 40 * (64 * 8 + 64) + (176 << 10), "disk_size": 40 * (64 * 8 + 128)}
+    found = indices(parts(shard, 2, mode=mode, disk_cache_path=tmp_path / "below", **room))
+    on_disk = {"disk": 40, "node": 80}[mode]
+    assert on_disk - 10 <= sum(map(len, found)) <= on_disk + 5
+
+
 def test_overflow_is_how_much_more_a_part_may_be(shard):
     few = shard(memory_size="200KiB")
     more = shard(memory_size="200KiB", overflow=0.5)

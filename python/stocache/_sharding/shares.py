@@ -88,7 +88,7 @@ def check_agreement(reports: list[Report]) -> None:
 def share_of(rank: Rank, terms: Terms, of_node: list[Report], agreed: bool) -> Share:
     """``of_node``: what one rank of each node says; where they cannot be asked, what this one
     would say for all."""
-    capacities = [_capacity(report, terms.overflow) for report in of_node]
+    capacities = [_capacity(report, terms) for report in of_node]
     by_rank = terms.mode == "rank"
     if by_rank:
         spread = zip(rank.ranks_on, capacities, strict=True)
@@ -120,9 +120,11 @@ def share_of(rank: Rank, terms: Terms, of_node: list[Report], agreed: bool) -> S
     )  # fmt: skip
 
 
-def _capacity(report: Report, overflow: float) -> int:
-    fits = in_room(report.memory, report.disk, report.sample_bytes)
-    return min(1 << 62, int(fits * (1 + overflow)))
+def _capacity(report: Report, terms: Terms) -> int:
+    # What is in the memory of one rank alone, another would load again in the next epoch.
+    memory = 0 if terms.mode == "disk" and report.disk else report.memory
+    fits = in_room(memory, report.disk, report.sample_bytes)
+    return min(1 << 62, int(fits * (1 + terms.overflow)))
 
 
 def _check_sizes(
