@@ -189,7 +189,10 @@ class LazyShardDataset(Dataset[Any]):
         if isinstance(index, slice):
             index = range(len(self))[index]
         if isinstance(index, (list, range)) or getattr(index, "ndim", 0) == 1:
-            return self._store[self._positions(index)]
+            chosen = index if isinstance(index, (list, range)) else index.tolist()
+            if any(isinstance(each, bool) for each in chosen):
+                raise TypeError("a list of bool cannot choose samples; use their indices")
+            return self._store[self._positions(chosen)]
         return self._store[self.visits().position(self._inside(index))]
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:

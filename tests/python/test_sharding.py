@@ -345,6 +345,9 @@ def test_single_samples_slices_and_lists(shard):
     for index in (len(dataset), -len(dataset) - 1):
         with pytest.raises(IndexError):
             dataset[index]
+    for mask in ([True, False], torch.tensor([True, False]), np.array([True, False])):
+        with pytest.raises(TypeError, match="a list of bool cannot choose samples"):
+            dataset[mask]
     assert [number for number, _ in dataset] == order
 
 
