@@ -20,6 +20,7 @@ from stocache._dataset.attributes import defines_items_anew
 from stocache._dataset.batches import Loads
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharding import ranks as _ranks
+from stocache._sharding.ranks import whole
 from stocache._sharding.shard import Deal, Shard, Visits, chunk_of, rows_of, shard_of
 from stocache._sharding.shares import Report, Share, Terms, check_agreement, share_of
 from stocache._sharing.disk import Keys, free_on_disk
@@ -96,7 +97,7 @@ class LazyShardDataset(Dataset[Any]):
         terms = Terms(
             samples=len(dataset), seed=_checked("seed", seed, None) & _WORD, mode=_mode(mode),
             shuffle=bool(shuffle),
-            chunk=chunk_of(dataset) if chunk is None else _checked("chunk", chunk, 1),
+            chunk=chunk_of(dataset) if chunk is None else min(_checked("chunk", chunk, 1), _WORD),
             overflow=_overflow(overflow), min_elements=_checked("min_elements", min_elements, 0),
             equal=bool(equal), num_replicas=ranks,
         )  # fmt: skip
@@ -241,7 +242,10 @@ class LazyShardDataset(Dataset[Any]):
         """Another order; in the modes "node" and "disk" also another part of what the node has.
         Workers that go on see it too."""
         self._check_length()
-        self._epoch.fill_(_checked("epoch", epoch, 0))
+        number = _checked("epoch", epoch, 0)
+        if number >= 1 << 63:
+            raise ValueError(f"epoch is {number}; use less than 2**63")
+        self._epoch.fill_(number)
 
     def _check_length(self) -> None:
         now = len(self.dataset)
@@ -472,8 +476,7 @@ def _overflow(overflow: Any) -> float:
 
 
 def _checked(what: str, number: Any, least: int | None) -> int:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"{what} is {number!r}; a whole number is needed")
+    number = whole(what, number)
     if least is not None and number < least:
         raise ValueError(f"{what} is {number}; use {least} or more")
     return number

@@ -533,6 +533,17 @@ def test_bad_input_is_told_in_one_sentence(shard, tmp_path, options, error, said
     assert said in str(raised.value) and "\n" not in str(raised.value)
 
 
+def test_whole_numbers_of_numpy_and_torch_are_numbers(shard):
+    dataset = shard(rank=np.int64(1), num_replicas=torch.tensor(2), seed=np.uint8(3))
+    assert (dataset.rank.number, dataset.rank.ranks) == (1, 2)
+    dataset.set_epoch(np.int64(2))
+    assert dataset.epoch == 2
+    dataset.set_epoch(2**63 - 1)
+    assert len(set(dataset.indices().tolist())) == len(dataset)
+    with pytest.raises(ValueError, match=r"epoch is \d+; use less than 2\*\*63"):
+        dataset.set_epoch(2**63)
+
+
 def test_what_is_no_map_is_refused(shard):
     with pytest.raises(TypeError, match=r"one with len\(\) and dataset\[i\] is needed"):
         shard(iter([1]))
