@@ -237,6 +237,21 @@ def test_min_elements_that_cannot_be_met_are_told(shard):
         shard(min_elements=90, memory_size="200KiB")
 
 
+def test_too_few_pieces_or_too_little_room_for_all_ranks_is_told(shard, tmp_path):
+    with pytest.raises(ValueError, match=r"^a rank gets 0: chunk is 40, so 101 .* use chunk=25 or"):
+        shard(chunk=40, num_replicas=4, rank=0)
+    for chunk in (2**64, 2**70):
+        with pytest.raises(ValueError, match="are 1 pieces for 2 ranks; use chunk=50 or less"):
+            shard(chunk=chunk, num_replicas=2, rank=0)
+    with pytest.raises(ValueError, match="^min_elements is 50, but a rank gets 40: chunk is 40"):
+        shard(chunk=40, num_replicas=2, rank=0, min_elements=50)
+    with pytest.raises(ValueError, match="^a rank of node 0 gets 0: .* memory hold .*; give more"):
+        shard(memory_size="1KiB")
+    below = tmp_path / "below"
+    with pytest.raises(ValueError, match=": 0.98 KiB on disk hold about 1 samples"):
+        shard(mode="disk", disk_size=1000, min_elements=50, disk_cache_path=below)
+
+
 def test_ranks_that_are_fewer_than_those_of_the_group_measure_themselves(shard, monkeypatch):
     """As where a model is spread over several processes, which have one part together."""
     room = 40 * (64 * 8 + 64) + (176 << 10)
