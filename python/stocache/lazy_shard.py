@@ -94,18 +94,29 @@ class LazyShardDataset(Dataset[Any]):
                 f"dataset is a {type(dataset).__name__}; one with len() and dataset[i] is needed"
             )
         number, ranks = _ranks.rank_and_ranks(rank, num_replicas)
-        terms = Terms(
-            samples=len(dataset), seed=_checked("seed", seed, None) & _WORD, mode=_mode(mode),
-            shuffle=bool(shuffle),
-            chunk=chunk_of(dataset) if chunk is None else min(_checked("chunk", chunk, 1), _WORD),
-            overflow=_overflow(overflow), min_elements=_checked("min_elements", min_elements, 0),
-            equal=bool(equal), num_replicas=ranks,
-        )  # fmt: skip
         path = os.path.join(os.path.abspath(os.fsdecode(disk_cache_path)), socket.gethostname())
-        pickles = bool(options.get("allow_pickle"))
-        report, failed = _report(dataset, number, terms, memory_size, disk_size, path, pickles)
+
+        def reported() -> Report:
+            together = chunk_of(dataset) if chunk is None else _checked("chunk", chunk, 1)
+            terms = Terms(
+                samples=len(dataset), seed=_checked("seed", seed, None) & _WORD, mode=_mode(mode),
+                shuffle=bool(shuffle),
+                chunk=min(_WORD, together), overflow=_overflow(overflow),
+                min_elements=_checked("min_elements", min_elements, 0), equal=bool(equal),
+                num_replicas=ranks,
+            )  # fmt: skip
+            pickles = bool(options.get("allow_pickle"))
+            return _report(dataset, number, terms, memory_size, disk_size, path, pickles)
+
+        # What a rank cannot say is said too: the others wait for an answer.
+        failed: Exception | None = None
+        try:
+            report = reported()
+        except Exception as error:
+            failed = error
+            report = Report.of_trouble(number, _ranks.node_name(number), error)
         reports = _ranks.exchanged(report, ranks)
-        if failed is not None and reports is None:
+        if failed is not None and (reports is None or ranks == 1):
             raise failed
         agreed = reports is not None
         if reports is not None:
@@ -119,6 +130,7 @@ class LazyShardDataset(Dataset[Any]):
         else:
             me = _ranks.presumed(number, ranks)
             nodes = [report] * len(me.ranks_on)
+        terms = report.terms
         share = share_of(me, terms, nodes, agreed)
         if not agreed:
             _check_alone(terms, share, memory_size, disk_size)
@@ -368,7 +380,8 @@ class LazyShardDataset(Dataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if not self._epoch.is_shared():  # a copy has workers of its own
+        # A copy has workers of its own.
+        if not self._epoch.is_shared():  # type: ignore[no-untyped-call]
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         _C.count_for(self.rank.local)  # a worker that was started fresh counts for its rank
 
@@ -408,27 +421,21 @@ class _Store(CachedDataset[Any]):
 
 def _report(
     dataset: Any, number: int, terms: Terms, memory: Any, disk: Any, path: str, pickles: bool
-) -> tuple[Report, Exception | None]:
-    """What this rank says of itself. What it cannot say is said too: the others wait for an
-    answer."""
-    node = _ranks.node_name(number)
-    try:
-        room = parse_size("memory_size", memory)
-        on_disk = 0
-        if disk is not None:
-            os.makedirs(path, mode=0o700, exist_ok=True)
-            on_disk = parse_size("disk_size", disk, lambda: free_on_disk(path))
-        size = 1.0
-        # One of those who can ask each other measures.
-        asks = _ranks.can_ask(terms.num_replicas)
-        if number == 0 or not asks:
-            # Without a word from the others, all must measure the same samples.
-            alone = terms.num_replicas > 1 and not asks
-            size = _sample_bytes(dataset, pickles, math.inf if alone else SECONDS)
-        return Report(number, node, terms, room, on_disk, size), None
-    except Exception as error:
-        trouble = str(error) or type(error).__name__
-        return Report(number, node, terms, 0, 0, 1.0, trouble), error
+) -> Report:
+    """What this rank says of itself."""
+    room = parse_size("memory_size", memory)
+    on_disk = 0
+    if disk is not None:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        on_disk = parse_size("disk_size", disk, lambda: free_on_disk(path))
+    size = 1.0
+    # One of those who can ask each other measures.
+    asks = _ranks.can_ask(terms.num_replicas)
+    if number == 0 or not asks:
+        # Without a word from the others, all must measure the same samples.
+        alone = terms.num_replicas > 1 and not asks
+        size = _sample_bytes(dataset, pickles, math.inf if alone else SECONDS)
+    return Report(number, _ranks.node_name(number), terms, room, on_disk, size)
 
 
 def _with_bytes(report: Report, sample_bytes: float) -> Report:
@@ -476,10 +483,10 @@ def _overflow(overflow: Any) -> float:
 
 
 def _checked(what: str, number: Any, least: int | None) -> int:
-    number = whole(what, number)
-    if least is not None and number < least:
-        raise ValueError(f"{what} is {number}; use {least} or more")
-    return number
+    found = whole(what, number)
+    if least is not None and found < least:
+        raise ValueError(f"{what} is {found}; use {least} or more")
+    return found
 
 
 def _bar(total: int) -> Any:

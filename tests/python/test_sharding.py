@@ -243,12 +243,12 @@ def test_too_few_pieces_or_too_little_room_for_all_ranks_is_told(shard, tmp_path
     for chunk in (2**64, 2**70):
         with pytest.raises(ValueError, match="are 1 pieces for 2 ranks; use chunk=50 or less"):
             shard(chunk=chunk, num_replicas=2, rank=0)
-    with pytest.raises(ValueError, match="^min_elements is 50, but a rank gets 40: chunk is 40"):
+    with pytest.raises(ValueError, match=r"^min_elements is 50, but a rank gets 40: chunk is 40"):
         shard(chunk=40, num_replicas=2, rank=0, min_elements=50)
-    with pytest.raises(ValueError, match="^a rank of node 0 gets 0: .* memory hold .*; give more"):
+    with pytest.raises(ValueError, match=r"^a rank of node 0 gets 0: .* memory hold .*; give more"):
         shard(memory_size="1KiB")
     below = tmp_path / "below"
-    with pytest.raises(ValueError, match=": 0.98 KiB on disk hold about 1 samples"):
+    with pytest.raises(ValueError, match=r": 0.98 KiB on disk hold about 1 samples"):
         shard(mode="disk", disk_size=1000, min_elements=50, disk_cache_path=below)
 
 
@@ -533,6 +533,7 @@ def test_the_first_line_tells_what_there_is(shard, capfd):
         ({"mode": "ranks"}, ValueError, 'mode is \'ranks\'; use "rank", "node" or "disk"'),
         ({"memory_size": -1}, ValueError, "memory_size is -1"),
         ({"memory_size": "much"}, ValueError, "memory_size is 'much'"),
+        ({"memory_size": None}, TypeError, "memory_size is None"),
         ({"disk_size": -1}, ValueError, "disk_size is -1"),
         ({"overflow": -0.1}, ValueError, "overflow is -0.1; use 0 or more"),
         ({"overflow": "a bit"}, TypeError, "a fraction such as 0.1 is needed"),
@@ -681,7 +682,9 @@ def test_ranks_that_disagree_are_all_told(world):
     for said in ask("disagreement"):
         assert said.startswith("the ranks disagree: rank 0 has seed=4, rank 1 has seed=5")
     for said in ask("trouble"):
-        assert said.startswith("rank 1: memory_size is 'much'")
+        troubles = ("memory_size is 'much'", "overflow is -1.0", "mode is 'ranks'")
+        for line, trouble in zip(said, troubles, strict=True):
+            assert line.startswith(f"rank 1: {trouble}")
 
 
 def test_nodes_with_room_take_what_others_have_not(world):

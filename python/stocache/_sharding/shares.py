@@ -41,6 +41,11 @@ class Report:
     trouble: str = ""
     """Why it cannot say."""
 
+    @classmethod
+    def of_trouble(cls, rank: int, node: str, error: Exception) -> Report:
+        nothing = Terms(0, 0, "", False, 1, 0.0, 0, False, 0)
+        return cls(rank, node, nothing, 0, 0, 1.0, str(error) or type(error).__name__)
+
 
 @dataclass(frozen=True)
 class Share:
