@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from stocache import _C
 from stocache._dataset.apart import apart, in_workers
-from stocache._dataset.attributes import defines_items_anew
+from stocache._dataset.attributes import check_forwarded, defines_items_anew
 from stocache._dataset.batches import Loads
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharding import ranks as _ranks
@@ -33,6 +33,8 @@ from stocache.sizes import parse_size, show_bytes
 
 _MODES = ("rank", "node", "disk")
 _WORD = (1 << 64) - 1
+# Who asks for these means the cache: the dataset may be a list, or a CachedDataset, and have such.
+_OF_THE_STORE = frozenset(("batches", "clear", "is_complete", "prefetch", "until_random", "verify"))
 
 
 class LazyShardDataset(Dataset[Any]):
@@ -376,7 +378,14 @@ class LazyShardDataset(Dataset[Any]):
         # Only what is not found here: the dataset's own attributes stay reachable.
         if name.startswith("_") or "dataset" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.dataset, name)
+        if name in _OF_THE_STORE:
+            raise AttributeError(
+                f"a LazyShardDataset has no {name}; its .store has, for the {len(self._store)} "
+                "samples of this node by their positions there"
+            )
+        value = getattr(self.dataset, name)
+        check_forwarded(self.dataset, name, value)
+        return value
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

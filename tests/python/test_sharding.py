@@ -21,7 +21,7 @@ import stocache
 import torch
 from samples import complaint
 from sources import Counted, Fixed, Together
-from stocache import _C, LazyShardDataset
+from stocache import _C, CachedDataset, LazyShardDataset
 from stocache._sharding.ranks import rank_and_ranks
 from torch.utils.data import DataLoader, Subset
 
@@ -390,6 +390,18 @@ def test_attributes_are_the_datasets(shard):
     assert dataset.words == 64
     with pytest.raises(AttributeError):
         _ = dataset.nothing
+
+
+@pytest.mark.parametrize("name", ["batches", "clear", "is_complete", "prefetch", "verify"])
+def test_what_means_the_cache_does_not_lead_past_it(shard, name):
+    """Neither to the list that is cached, which would be emptied, nor to another cache."""
+    samples = [torch.tensor(i) for i in range(20)]
+    with CachedDataset(samples, "4MiB", verbose=False) as cached:
+        for source in (samples, cached):
+            dataset = shard(source, num_replicas=2, rank=1)
+            with pytest.raises(AttributeError, match=rf"has no {name}; its \.store has"):
+                getattr(dataset, name)
+            assert hasattr(dataset.store, name)
 
 
 def test_objects_of_other_types_are_stored_if_that_is_allowed(shard):
