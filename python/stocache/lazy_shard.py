@@ -16,9 +16,11 @@ from torch.utils.data import Dataset, IterableDataset
 
 from stocache import _C
 from stocache._dataset.apart import apart, in_workers
+from stocache._dataset.attributes import check_forwarded, defines_items_anew
 from stocache._dataset.batches import Loads
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharding import ranks as _ranks
+from stocache._sharding.ranks import whole
 from stocache._sharding.shard import Deal, Shard, Visits, chunk_of, rows_of, shard_of
 from stocache._sharding.shares import Report, Share, Terms, check_agreement, share_of
 from stocache._sharing.disk import Keys, free_on_disk
@@ -31,6 +33,8 @@ from stocache.sizes import parse_size, show_bytes
 
 _MODES = ("rank", "node", "disk")
 _WORD = (1 << 64) - 1
+# Who asks for these means the cache: the dataset may be a list, or a CachedDataset, and have such.
+_OF_THE_STORE = frozenset(("batches", "clear", "is_complete", "prefetch", "until_random", "verify"))
 
 
 class LazyShardDataset(Dataset[Any]):
@@ -92,17 +96,29 @@ class LazyShardDataset(Dataset[Any]):
                 f"dataset is a {type(dataset).__name__}; one with len() and dataset[i] is needed"
             )
         number, ranks = _ranks.rank_and_ranks(rank, num_replicas)
-        terms = Terms(
-            samples=len(dataset), seed=_checked("seed", seed, None) & _WORD, mode=_mode(mode),
-            shuffle=bool(shuffle),
-            chunk=chunk_of(dataset) if chunk is None else _checked("chunk", chunk, 1),
-            overflow=_overflow(overflow), min_elements=_checked("min_elements", min_elements, 0),
-            equal=bool(equal), num_replicas=ranks,
-        )  # fmt: skip
         path = os.path.join(os.path.abspath(os.fsdecode(disk_cache_path)), socket.gethostname())
-        report, failed = _report(dataset, number, terms, memory_size, disk_size, path)
+
+        def reported() -> Report:
+            together = chunk_of(dataset) if chunk is None else _checked("chunk", chunk, 1)
+            terms = Terms(
+                samples=len(dataset), seed=_checked("seed", seed, None) & _WORD, mode=_mode(mode),
+                shuffle=bool(shuffle),
+                chunk=min(_WORD, together), overflow=_overflow(overflow),
+                min_elements=_checked("min_elements", min_elements, 0), equal=bool(equal),
+                num_replicas=ranks,
+            )  # fmt: skip
+            pickles = bool(options.get("allow_pickle"))
+            return _report(dataset, number, terms, memory_size, disk_size, path, pickles)
+
+        # What a rank cannot say is said too: the others wait for an answer.
+        failed: Exception | None = None
+        try:
+            report = reported()
+        except Exception as error:
+            failed = error
+            report = Report.of_trouble(number, _ranks.node_name(number), error)
         reports = _ranks.exchanged(report, ranks)
-        if failed is not None and reports is None:
+        if failed is not None and (reports is None or ranks == 1):
             raise failed
         agreed = reports is not None
         if reports is not None:
@@ -116,6 +132,7 @@ class LazyShardDataset(Dataset[Any]):
         else:
             me = _ranks.presumed(number, ranks)
             nodes = [report] * len(me.ranks_on)
+        terms = report.terms
         share = share_of(me, terms, nodes, agreed)
         if not agreed:
             _check_alone(terms, share, memory_size, disk_size)
@@ -144,8 +161,12 @@ class LazyShardDataset(Dataset[Any]):
     def _sharing(self, mark: str, options: dict[str, Any], on_disk: bool) -> dict[str, Any]:
         """By which fingerprint the samples of this dataset are known, and who shares them."""
         if mark != "auto":
-            return {"fingerprint": mark}
-        if not on_disk and (find_job() is None or options.get("shared") is False):
+            # The user's word says nothing of which dataset it is, nor does the shard's type.
+            kind = type(self.dataset)
+            which = f"{kind.__module__}.{kind.__qualname__} {self._terms.samples}"
+            return {"fingerprint": f"{mark} {which}"}
+        alone = find_job() is None or options.get("shared") is False
+        if alone and not on_disk and options.get("name") is None:
             return {"fingerprint": "of one process"}  # nobody else asks for it
         found = look_at(self.dataset)
         if found.unseen:
@@ -183,11 +204,16 @@ class LazyShardDataset(Dataset[Any]):
         if isinstance(index, slice):
             index = range(len(self))[index]
         if isinstance(index, (list, range)) or getattr(index, "ndim", 0) == 1:
-            return self._store[self._positions(index)]
+            chosen = index if isinstance(index, (list, range)) else index.tolist()
+            if any(isinstance(each, bool) for each in chosen):
+                raise TypeError("a list of bool cannot choose samples; use their indices")
+            return self._store[self._positions(chosen)]
         return self._store[self.visits().position(self._inside(index))]
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """The samples of a batch. A DataLoader calls this."""
+        if defines_items_anew(type(self)):
+            return [self[index] for index in indices]
         return self._store.__getitems__(self._positions(indices))
 
     def _inside(self, index: Any) -> int:
@@ -211,8 +237,8 @@ class LazyShardDataset(Dataset[Any]):
         if self._visits is None or self._visits.epoch != epoch:
             share, terms = self._share, self._terms
             self._visits = Visits(
-                share.first, share.held, share.holder, share.step, share.offset, terms.seed, epoch,
-                terms.shuffle,
+                share.first, share.held, share.holder, share.step, share.offset, share.visits,
+                terms.seed, epoch, terms.shuffle,
             )  # fmt: skip
         return self._visits
 
@@ -230,7 +256,10 @@ class LazyShardDataset(Dataset[Any]):
         """Another order; in the modes "node" and "disk" also another part of what the node has.
         Workers that go on see it too."""
         self._check_length()
-        self._epoch.fill_(_checked("epoch", epoch, 0))
+        number = _checked("epoch", epoch, 0)
+        if number >= 1 << 63:
+            raise ValueError(f"epoch is {number}; use less than 2**63")
+        self._epoch.fill_(number)
 
     def _check_length(self) -> None:
         now = len(self.dataset)
@@ -349,10 +378,20 @@ class LazyShardDataset(Dataset[Any]):
         # Only what is not found here: the dataset's own attributes stay reachable.
         if name.startswith("_") or "dataset" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.dataset, name)
+        if name in _OF_THE_STORE:
+            raise AttributeError(
+                f"a LazyShardDataset has no {name}; its .store has, for the {len(self._store)} "
+                "samples of this node by their positions there"
+            )
+        value = getattr(self.dataset, name)
+        check_forwarded(self.dataset, name, value)
+        return value
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        # A copy has workers of its own.
+        if not self._epoch.is_shared():  # type: ignore[no-untyped-call]
+            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         _C.count_for(self.rank.local)  # a worker that was started fresh counts for its rank
 
     def __repr__(self) -> str:
@@ -390,27 +429,22 @@ class _Store(CachedDataset[Any]):
 
 
 def _report(
-    dataset: Any, number: int, terms: Terms, memory: Any, disk: Any, path: str
-) -> tuple[Report, Exception | None]:
-    """What this rank says of itself. What it cannot say is said too: the others wait for an
-    answer."""
-    node = _ranks.node_name(number)
-    try:
-        room = parse_size("memory_size", memory)
-        on_disk = 0
-        if disk is not None:
-            os.makedirs(path, mode=0o700, exist_ok=True)
-            on_disk = parse_size("disk_size", disk, lambda: free_on_disk(path))
-        size = 1.0
-        # One of those who can ask each other measures.
-        if number == 0 or not _ranks.has_group():
-            # Without a word from the others, all must measure the same samples.
-            alone = terms.num_replicas > 1 and not _ranks.has_group()
-            size = _sample_bytes(dataset, math.inf if alone else SECONDS)
-        return Report(number, node, terms, room, on_disk, size), None
-    except Exception as error:
-        trouble = str(error) or type(error).__name__
-        return Report(number, node, terms, 0, 0, 1.0, trouble), error
+    dataset: Any, number: int, terms: Terms, memory: Any, disk: Any, path: str, pickles: bool
+) -> Report:
+    """What this rank says of itself."""
+    room = parse_size("memory_size", memory)
+    on_disk = 0
+    if disk is not None:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        on_disk = parse_size("disk_size", disk, lambda: free_on_disk(path))
+    size = 1.0
+    # One of those who can ask each other measures.
+    asks = _ranks.can_ask(terms.num_replicas)
+    if number == 0 or not asks:
+        # Without a word from the others, all must measure the same samples.
+        alone = terms.num_replicas > 1 and not asks
+        size = _sample_bytes(dataset, pickles, math.inf if alone else SECONDS)
+    return Report(number, _ranks.node_name(number), terms, room, on_disk, size)
 
 
 def _with_bytes(report: Report, sample_bytes: float) -> Report:
@@ -420,11 +454,11 @@ def _with_bytes(report: Report, sample_bytes: float) -> Report:
     )  # fmt: skip
 
 
-def _sample_bytes(dataset: Any, seconds: float) -> float:
+def _sample_bytes(dataset: Any, pickles: bool, seconds: float) -> float:
     """What a sample takes, rather too much: as many as were measured may all be smaller ones."""
     if len(dataset) == 0:
         return 1.0
-    found: Plan = apart(lambda: measured(dataset, seconds=seconds))
+    found: Plan = apart(lambda: measured(dataset, allow_pickle=pickles, seconds=seconds))
     if not found.sampled:
         raise ValueError(f"what fits is not known, because {found.failed}")
     return found.mean + 2 * found.deviation / math.sqrt(found.sampled)
@@ -458,11 +492,10 @@ def _overflow(overflow: Any) -> float:
 
 
 def _checked(what: str, number: Any, least: int | None) -> int:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"{what} is {number!r}; a whole number is needed")
-    if least is not None and number < least:
-        raise ValueError(f"{what} is {number}; use {least} or more")
-    return number
+    found = whole(what, number)
+    if least is not None and found < least:
+        raise ValueError(f"{what} is {found}; use {least} or more")
+    return found
 
 
 def _bar(total: int) -> Any:

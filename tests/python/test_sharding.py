@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
 import json
 import os
@@ -10,7 +12,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections import Counter
+from collections import ChainMap, Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +21,9 @@ import stocache
 import torch
 from samples import complaint
 from sources import Counted, Fixed, Together
-from stocache import _C, LazyShardDataset
+from stocache import _C, CachedDataset, LazyShardDataset
 from stocache._sharding.ranks import rank_and_ranks
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 HERE = Path(__file__).parent
 LENGTH = 101
@@ -210,6 +212,15 @@ def test_what_does_not_fit_is_nobodys(shard):
         assert dataset.stats().hits == len(dataset), "all that is in the part fits"
 
 
+@pytest.mark.parametrize("mode", ["disk", "node"])
+def test_what_only_one_rank_has_in_memory_is_not_what_the_node_keeps(shard, node, tmp_path, mode):
+    node(2)
+    room = {"memory_size": 40 * (64 * 8 + 64) + (176 << 10), "disk_size": 40 * (64 * 8 + 128)}
+    found = indices(parts(shard, 2, mode=mode, disk_cache_path=tmp_path / "below", **room))
+    on_disk = {"disk": 40, "node": 80}[mode]
+    assert on_disk - 10 <= sum(map(len, found)) <= on_disk + 5
+
+
 def test_overflow_is_how_much_more_a_part_may_be(shard):
     few = shard(memory_size="200KiB")
     more = shard(memory_size="200KiB", overflow=0.5)
@@ -224,6 +235,33 @@ def test_min_elements_that_cannot_be_met_are_told(shard):
         shard(min_elements=60, rank=0, num_replicas=2)
     with pytest.raises(ValueError, match=r"but a rank of node 0 gets \d+: .* hold about"):
         shard(min_elements=90, memory_size="200KiB")
+
+
+def test_too_few_pieces_or_too_little_room_for_all_ranks_is_told(shard, tmp_path):
+    with pytest.raises(ValueError, match=r"^a rank gets 0: chunk is 40, so 101 .* use chunk=25 or"):
+        shard(chunk=40, num_replicas=4, rank=0)
+    for chunk in (2**64, 2**70):
+        with pytest.raises(ValueError, match="are 1 pieces for 2 ranks; use chunk=50 or less"):
+            shard(chunk=chunk, num_replicas=2, rank=0)
+    with pytest.raises(ValueError, match=r"^min_elements is 50, but a rank gets 40: chunk is 40"):
+        shard(chunk=40, num_replicas=2, rank=0, min_elements=50)
+    with pytest.raises(ValueError, match=r"^a rank of node 0 gets 0: .* memory hold .*; give more"):
+        shard(memory_size="1KiB")
+    below = tmp_path / "below"
+    with pytest.raises(ValueError, match=r": 0.98 KiB on disk hold about 1 samples"):
+        shard(mode="disk", disk_size=1000, min_elements=50, disk_cache_path=below)
+
+
+def test_ranks_that_are_fewer_than_those_of_the_group_measure_themselves(shard, monkeypatch):
+    """As where a model is spread over several processes, which have one part together."""
+    room = 40 * (64 * 8 + 64) + (176 << 10)
+    alone = [len(dataset) for dataset in parts(shard, 2, memory_size=room)]
+    distributed = torch.distributed
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 4)
+    monkeypatch.setattr(distributed, "get_rank", lambda: 3)
+    assert [len(dataset) for dataset in parts(shard, 2, memory_size=room)] == alone
+    assert sum(alone) < LENGTH
 
 
 def test_shares_of_what_is_free_need_a_word_from_the_others(shard, monkeypatch):
@@ -255,6 +293,21 @@ def test_loaders_give_the_samples_of_the_part(shard, kind, start):
     assert dataset.memory_cache.hits.value == 2 * len(dataset)
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
+def test_workers_of_a_copy_see_its_epoch(shard, copied):
+    original = shard(seed=8)
+    dataset = copied(original)
+    loader = DataLoader(
+        dataset, 8, num_workers=1, multiprocessing_context="fork", persistent_workers=True
+    )
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        assert [n for numbers, _ in loader for n in numbers.tolist()] == dataset.indices().tolist()
+    assert original.epoch == 0
+    del loader
+    dataset.close()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_shuffled_loader_on_top(shard, workers):
     dataset = shard(rank=0, num_replicas=2)
@@ -265,6 +318,28 @@ def test_a_shuffled_loader_on_top(shard, workers):
         )  # fmt: skip
         seen = [number for numbers, _ in loader for number in numbers.tolist()]
         assert sorted(seen) == sorted(dataset.indices().tolist())
+
+
+@pytest.mark.parametrize("chosen", [[-1, 0], [10, 0]])
+def test_no_index_leads_into_the_part_of_another_rank(shard, node, unique_name, chosen):
+    """Where samples are dealt out in order, those of the next rank lie beside one's own."""
+    node(2)
+    source = Fixed([torch.tensor(i) for i in range(20)])
+    ranks = parts(lambda **o: shard(source, **o), 2, shuffle=False, name=unique_name(), probe=0)
+    for dataset in ranks:
+        assert [int(sample) for sample in dataset] == dataset.indices().tolist()
+    for dataset in ranks:
+        own = dataset.indices().tolist()
+        loader = stocache.DataLoader(
+            Subset(dataset, chosen), 2, num_workers=1, multiprocessing_context="fork"
+        )
+        if chosen[0] < 0:
+            assert [rows.tolist() for rows in loader] == [[own[-1], own[0]]]
+        else:
+            with pytest.raises(IndexError, match="index 10 of 10 samples of this rank"):
+                list(loader)
+            del loader
+            gc.collect()  # its workers end before the cache
 
 
 def test_a_source_that_loads_many_at_once_does(shard, log):
@@ -285,6 +360,9 @@ def test_single_samples_slices_and_lists(shard):
     for index in (len(dataset), -len(dataset) - 1):
         with pytest.raises(IndexError):
             dataset[index]
+    for mask in ([True, False], torch.tensor([True, False]), np.array([True, False])):
+        with pytest.raises(TypeError, match="a list of bool cannot choose samples"):
+            dataset[mask]
     assert [number for number, _ in dataset] == order
 
 
@@ -295,11 +373,44 @@ def test_a_transform_runs_on_what_is_handed_out(shard):
     assert dataset[0][0] == int(dataset.indices()[0])
 
 
+@pytest.mark.parametrize("kind", [DataLoader, stocache.DataLoader])
+def test_a_subclass_says_what_its_samples_are(kind):
+    class Negative(LazyShardDataset):
+        def __getitem__(self, index):
+            return -super().__getitem__(index)
+
+    source = Fixed([torch.tensor(i) for i in range(20)])
+    with Negative(source, disk_size=None, memory_size="8MiB", verbose=False) as dataset:
+        for _ in range(2):
+            assert torch.cat(list(kind(dataset, 5))).tolist() == (-dataset.indices()).tolist()
+
+
 def test_attributes_are_the_datasets(shard):
     dataset = shard()
     assert dataset.words == 64
     with pytest.raises(AttributeError):
         _ = dataset.nothing
+
+
+@pytest.mark.parametrize("name", ["batches", "clear", "is_complete", "prefetch", "verify"])
+def test_what_means_the_cache_does_not_lead_past_it(shard, name):
+    """Neither to the list that is cached, which would be emptied, nor to another cache."""
+    samples = [torch.tensor(i) for i in range(20)]
+    with CachedDataset(samples, "4MiB", verbose=False) as cached:
+        for source in (samples, cached):
+            dataset = shard(source, num_replicas=2, rank=1)
+            with pytest.raises(AttributeError, match=rf"has no {name}; its \.store has"):
+                getattr(dataset, name)
+            assert hasattr(dataset.store, name)
+
+
+def test_objects_of_other_types_are_stored_if_that_is_allowed(shard):
+    dataset = shard(Fixed([ChainMap({"i": i}) for i in range(20)]), allow_pickle=True)
+    for _ in range(2):
+        assert list(dataset) == [ChainMap({"i": i}) for i in dataset.indices().tolist()]
+    assert dataset.stats().hits == 20
+    with pytest.raises(ValueError, match="sample 0 cannot be stored"):
+        shard(Fixed([object()] * 20))
 
 
 def test_a_dataset_that_changes_its_length_is_told(shard):
@@ -372,6 +483,19 @@ def test_what_was_kept_of_another_part_is_refused(shard, unique_name):
     stocache.node.remove(name)
 
 
+def test_what_was_kept_of_other_data_is_refused(shard, unique_name):
+    options = {"name": unique_name(), "keep": True, "probe": 0}
+    first = shard(Fixed([torch.zeros(4)] * 20), **options)
+    first[:]
+    first.close()
+    with pytest.raises(ValueError, match="fingerprint"):
+        shard(Fixed([torch.ones(4)] * 20), **options)
+    again = shard(Fixed([torch.zeros(4)] * 20), **options)
+    assert again.stats().filled == 20
+    again.close()
+    stocache.node.remove(options["name"])
+
+
 def test_other_data_have_another_folder(shard, tmp_path):
     options = {"disk_size": "64MiB", "disk_cache_path": tmp_path / "below"}
     for value in (1.0, 2.0):
@@ -379,6 +503,24 @@ def test_other_data_have_another_folder(shard, tmp_path):
         assert all(float(dataset[i][0]) == value for i in range(20))
         dataset.flush()
         dataset.close()
+
+
+def test_two_datasets_with_one_fingerprint_do_not_mix(shard, tmp_path):
+    """Such as those for training and for validation, whose preparation has one version."""
+
+    class Negative(Fixed):
+        def __getitem__(self, index):
+            return -super().__getitem__(index)
+
+    samples = [torch.tensor(i) for i in range(1, 31)]
+    options = {"disk_size": "64MiB", "disk_cache_path": tmp_path / "below", "probe": 0}
+    for source in (Fixed(samples), Negative(samples), Fixed(samples[10:])):
+        with shard(source, fingerprint="v1", **options) as dataset:
+            found = [int(source[index]) for index in dataset.indices().tolist()]
+            assert [int(sample) for sample in dataset] == found
+            dataset.flush()
+    with shard(Fixed(samples), fingerprint="v1", **options) as dataset:
+        assert dataset.stats().disk.filled == 30
 
 
 # What it tells
@@ -403,6 +545,7 @@ def test_the_first_line_tells_what_there_is(shard, capfd):
         ({"mode": "ranks"}, ValueError, 'mode is \'ranks\'; use "rank", "node" or "disk"'),
         ({"memory_size": -1}, ValueError, "memory_size is -1"),
         ({"memory_size": "much"}, ValueError, "memory_size is 'much'"),
+        ({"memory_size": None}, TypeError, "memory_size is None"),
         ({"disk_size": -1}, ValueError, "disk_size is -1"),
         ({"overflow": -0.1}, ValueError, "overflow is -0.1; use 0 or more"),
         ({"overflow": "a bit"}, TypeError, "a fraction such as 0.1 is needed"),
@@ -416,6 +559,17 @@ def test_bad_input_is_told_in_one_sentence(shard, tmp_path, options, error, said
     with pytest.raises(error) as raised:
         shard(**options)
     assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_whole_numbers_of_numpy_and_torch_are_numbers(shard):
+    dataset = shard(rank=np.int64(1), num_replicas=torch.tensor(2), seed=np.uint8(3))
+    assert (dataset.rank.number, dataset.rank.ranks) == (1, 2)
+    dataset.set_epoch(np.int64(2))
+    assert dataset.epoch == 2
+    dataset.set_epoch(2**63 - 1)
+    assert len(set(dataset.indices().tolist())) == len(dataset)
+    with pytest.raises(ValueError, match=r"epoch is \d+; use less than 2\*\*63"):
+        dataset.set_epoch(2**63)
 
 
 def test_what_is_no_map_is_refused(shard):
@@ -540,7 +694,9 @@ def test_ranks_that_disagree_are_all_told(world):
     for said in ask("disagreement"):
         assert said.startswith("the ranks disagree: rank 0 has seed=4, rank 1 has seed=5")
     for said in ask("trouble"):
-        assert said.startswith("rank 1: memory_size is 'much'")
+        troubles = ("memory_size is 'much'", "overflow is -1.0", "mode is 'ranks'")
+        for line, trouble in zip(said, troubles, strict=True):
+            assert line.startswith(f"rank 1: {trouble}")
 
 
 def test_nodes_with_room_take_what_others_have_not(world):

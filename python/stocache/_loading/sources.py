@@ -129,7 +129,7 @@ class _Visited(Source):
 
     def locate(self, indices: Sequence[Any] | Drawn) -> Located:
         if isinstance(indices, Drawn):
-            numbers = indices.numbers  # each is below the length
+            numbers = indices.numbers
         else:
             numbers = _as_tensor(self._dataset.counted_from_start(indices))
         visits = self._dataset.visits()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import socket
 from collections.abc import Mapping
@@ -43,17 +44,24 @@ def rank_and_ranks(
     rank: Any, num_replicas: Any, env: Mapping[str, str] = os.environ
 ) -> tuple[int, int]:
     """As given, or as torch.distributed or the launcher says."""
-    for what, given in (("rank", rank), ("num_replicas", num_replicas)):
-        if given is not None and (isinstance(given, bool) or not isinstance(given, int)):
-            raise TypeError(f"{what} is {given!r}; a whole number is needed")
     found = _found(env)
-    number = found[0] if rank is None else rank
-    ranks = found[1] if num_replicas is None else num_replicas
+    number = found[0] if rank is None else whole("rank", rank)
+    ranks = found[1] if num_replicas is None else whole("num_replicas", num_replicas)
     if ranks < 1:
         raise ValueError(f"num_replicas is {ranks}; there is 1 rank at least")
     if not 0 <= number < ranks:
         raise ValueError(f"rank is {number}; with {ranks} ranks it is from 0 to {ranks - 1}")
     return number, ranks
+
+
+def whole(what: str, number: Any) -> int:
+    """An int, also for one of numpy's or torch's."""
+    try:
+        if not isinstance(number, bool):
+            return operator.index(number)
+    except TypeError:
+        pass
+    raise TypeError(f"{what} is {number!r}; a whole number is needed")
 
 
 def _found(env: Mapping[str, str]) -> tuple[int, int]:
@@ -73,11 +81,17 @@ def has_group() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
+def can_ask(ranks: int) -> bool:
+    """Whether these are the ranks of torch.distributed: those of a model that is spread over
+    several processes, say, are fewer."""
+    return has_group() and torch.distributed.get_world_size() == ranks
+
+
 def exchanged(message: Any, ranks: int) -> list[Any] | None:
     """What each rank says; None where they cannot be asked."""
     if ranks == 1:
         return [message]
-    if not has_group() or torch.distributed.get_world_size() != ranks:
+    if not can_ask(ranks):
         return None
     answers: list[Any] = [None] * ranks
     torch.distributed.all_gather_object(answers, message)

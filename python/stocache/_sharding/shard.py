@@ -51,6 +51,8 @@ class Visits:
     holder: int
     step: int
     offset: int
+    count: int
+    """How many the rank visits."""
     seed: int
     epoch: int
     shuffle: bool
@@ -60,7 +62,11 @@ class Visits:
         return self.first + (_C.permuted(at, *self._key()) if self.shuffle else at)
 
     def positions(self, numbers: Tensor) -> Tensor:
-        """An IndexError if one of them is none of the holder's."""
+        """An IndexError if one of them is none of the rank's: beside them are those of others."""
+        if len(numbers):
+            least, most = (int(number) for number in numbers.aminmax())
+            if least < 0 or most >= self.count:
+                raise IndexError(f"indices {least} to {most} of {self.count} samples of this rank")
         at = numbers if self.step == 1 else self.offset + numbers * self.step
         if self.shuffle:
             at = _C.permuted(at, *self._key())

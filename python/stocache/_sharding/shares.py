@@ -41,6 +41,11 @@ class Report:
     trouble: str = ""
     """Why it cannot say."""
 
+    @classmethod
+    def of_trouble(cls, rank: int, node: str, error: Exception) -> Report:
+        nothing = Terms(0, 0, "", False, 1, 0.0, 0, False, 0)
+        return cls(rank, node, nothing, 0, 0, 1.0, str(error) or type(error).__name__)
+
 
 @dataclass(frozen=True)
 class Share:
@@ -88,7 +93,7 @@ def check_agreement(reports: list[Report]) -> None:
 def share_of(rank: Rank, terms: Terms, of_node: list[Report], agreed: bool) -> Share:
     """``of_node``: what one rank of each node says; where they cannot be asked, what this one
     would say for all."""
-    capacities = [_capacity(report, terms.overflow) for report in of_node]
+    capacities = [_capacity(report, terms) for report in of_node]
     by_rank = terms.mode == "rank"
     if by_rank:
         spread = zip(rank.ranks_on, capacities, strict=True)
@@ -120,9 +125,16 @@ def share_of(rank: Rank, terms: Terms, of_node: list[Report], agreed: bool) -> S
     )  # fmt: skip
 
 
-def _capacity(report: Report, overflow: float) -> int:
-    fits = in_room(report.memory, report.disk, report.sample_bytes)
-    return min(1 << 62, int(fits * (1 + overflow)))
+def _capacity(report: Report, terms: Terms) -> int:
+    memory = 0 if _is_on_disk_alone(report, terms) else report.memory
+    fits = in_room(memory, report.disk, report.sample_bytes)
+    return min(1 << 62, int(fits * (1 + terms.overflow)))
+
+
+def _is_on_disk_alone(report: Report, terms: Terms) -> bool:
+    """Whether memory keeps nothing for a node: what is in that of one rank alone, another would
+    load again in the next epoch."""
+    return terms.mode == "disk" and report.disk > 0
 
 
 def _check_sizes(
@@ -138,16 +150,22 @@ def _check_sizes(
             f"min_elements is {least}, but {terms.samples} samples over {rank.ranks} ranks are "
             f"{fair} each; use {fair} or less"
         )
+    asked = f"min_elements is {least}, but a" if terms.min_elements else "a"
+    pieces = -(-terms.samples // terms.chunk)
+    if pieces // rank.ranks * terms.chunk < least:
+        raise ValueError(
+            f"{asked} rank gets {min(each)}: chunk is {terms.chunk}, so {terms.samples} samples "
+            f"are {pieces} pieces for {rank.ranks} ranks; use chunk={fair} or less"
+        )
     fewest = each.index(min(each))
     nodes = [node for node, ranks in enumerate(rank.ranks_on) for _ in range(ranks)]
     node = nodes[fewest]
     report = of_node[node]
-    room = f"{show_bytes(report.memory)} of memory"
-    if report.disk:
-        room += f" and {show_bytes(report.disk)} on disk"
+    rooms = [] if _is_on_disk_alone(report, terms) else [f"{show_bytes(report.memory)} of memory"]
+    rooms += [f"{show_bytes(report.disk)} on disk"] if report.disk else []
+    lower = "lower min_elements, or " if terms.min_elements else ""
     raise ValueError(
-        f"min_elements is {least}, but a rank of node {node} gets {each[fewest]}: {room} hold "
-        f"about {capacities[node]} samples of {show_bytes(report.sample_bytes)} for "
-        f"{rank.ranks_on[node]} ranks; lower min_elements, or give more memory_size, disk_size or "
-        "overflow"
+        f"{asked} rank of node {node} gets {each[fewest]}: {' and '.join(rooms)} hold about "
+        f"{capacities[node]} samples of {show_bytes(report.sample_bytes)} for "
+        f"{rank.ranks_on[node]} ranks; {lower}give more memory_size, disk_size or overflow"
     )
