@@ -66,7 +66,7 @@ def test_a_notebook(notebook):
     notebook(MAKE.format(first=0))
     assert notebook(TRAIN).strip() == "[0, 1, 2] 32"
 
-    shown = notebook("dataset")
+    shown = notebook("display(dataset)")  # Out[] would keep it, as everything that a cell returns
     assert "<table>" in shown and "32 of 32 samples" in shown and "memory" in shown
     assert "<table>" in notebook("dataset.stats()")
     assert "of the dataset" in notebook('import stocache; stocache.plan(Numbers(), "16MiB")')
