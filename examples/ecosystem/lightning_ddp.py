@@ -31,7 +31,7 @@ class Data(lightning.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         # Lightning makes it anew with a DistributedSampler for each rank.
-        return DataLoader(self.dataset, 8, shuffle=True, num_workers=1)
+        return DataLoader(self.dataset, 8, shuffle=True, num_workers=1, persistent_workers=True)
 
 
 class Model(lightning.LightningModule):
