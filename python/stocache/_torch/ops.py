@@ -89,26 +89,26 @@ def _nothing(cache: str) -> None:
     return None
 
 
-def _ordered(op: Any) -> Callable[..., Any]:
+def _ordered(op: Any, inductor: Any) -> Callable[..., Any]:
     """How inductor lowers the operator: as it would, and after the effects that came before.
 
     Some versions of torch note that order under the names of buffers, in additional_star_deps, and
     their scheduler looks for the names of operations. So nothing would keep a get behind the set
     before it once the scheduler sorts the calls, for memory or for CUDA graphs.
     """
-    from torch._inductor import ir
     from torch._inductor.virtualized import V
-    from torch.utils import _pytree
+
+    own = inductor.fallback_handler(op, add_to_fallback_set=False)
 
     def lower(*arguments: Any, **options: Any) -> Any:
         before = len(V.graph.operations)
-        made = ir.FallbackKernel.create(op, *arguments, **options)
+        made = own(*arguments, **options)
         previous = V.graph.effectful_ops.get(_EffectType.ORDERED)
         noted = getattr(V.graph, "additional_star_deps", None)
         if previous is not None and noted is not None:
             for operation in V.graph.operations[before:]:
                 noted[operation.get_operation_name()].add(previous.get_name())
-        return _pytree.tree_map_only(ir.IRNode, lambda node: node.wrap_for_lowering(), made)
+        return made
 
     return lower
 
@@ -125,7 +125,7 @@ def _traced(fake: Callable[..., Any]) -> Callable[..., Any]:
             for name in _FAKES:
                 op = getattr(torch.ops.stocache, name).default
                 if op not in inductor.lowerings:
-                    inductor.register_lowering(op, type_promotion_kind=None)(_ordered(op))
+                    inductor.register_lowering(op, type_promotion_kind=None)(_ordered(op, inductor))
         return fake(*arguments, **options)
 
     return call
