@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 Fakes = tuple[torch.Tensor, torch.Tensor]
+_VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+_SAFE_PACKAGES = (2, 13)
 _HANDLE = re.compile(r"([^:]*):(\w+)\[([0-9,]*)\]")
 
 
@@ -113,6 +115,19 @@ def _ordered(op: Any, inductor: Any) -> Callable[..., Any]:
     return lower
 
 
+def _check_package() -> None:
+    """Raises if an AOTInductor package is being made by a torch whose packages go on after an
+    operator has failed, with nothing for its result."""
+    from torch._inductor.virtualized import V
+
+    if _VERSION < _SAFE_PACKAGES and getattr(V.graph, "aot_mode", False):
+        raise RuntimeError(
+            f"torch {_VERSION[0]}.{_VERSION[1]} makes AOTInductor packages that go on after an "
+            f"operator has failed, so none is made with stocache's; use torch "
+            f"{_SAFE_PACKAGES[0]}.{_SAFE_PACKAGES[1]} or newer, or torch.export.save"
+        )
+
+
 def _traced(fake: Callable[..., Any]) -> Callable[..., Any]:
     """The fake, which also tells inductor of the operators, should it have been loaded by now.
 
@@ -122,6 +137,7 @@ def _traced(fake: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*arguments: Any, **options: Any) -> Any:
         if inductor := sys.modules.get("torch._inductor.lowering"):
+            _check_package()
             for name in _FAKES:
                 op = getattr(torch.ops.stocache, name).default
                 if op not in inductor.lowerings:
