@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 Fakes = tuple[torch.Tensor, torch.Tensor]
+_VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+_SAFE_PACKAGES = (2, 13)
 _HANDLE = re.compile(r"([^:]*):(\w+)\[([0-9,]*)\]")
 
 
@@ -89,28 +91,41 @@ def _nothing(cache: str) -> None:
     return None
 
 
-def _ordered(op: Any) -> Callable[..., Any]:
+def _ordered(op: Any, inductor: Any) -> Callable[..., Any]:
     """How inductor lowers the operator: as it would, and after the effects that came before.
 
     Some versions of torch note that order under the names of buffers, in additional_star_deps, and
     their scheduler looks for the names of operations. So nothing would keep a get behind the set
     before it once the scheduler sorts the calls, for memory or for CUDA graphs.
     """
-    from torch._inductor import ir
     from torch._inductor.virtualized import V
-    from torch.utils import _pytree
+
+    own = inductor.fallback_handler(op, add_to_fallback_set=False)
 
     def lower(*arguments: Any, **options: Any) -> Any:
         before = len(V.graph.operations)
-        made = ir.FallbackKernel.create(op, *arguments, **options)
+        made = own(*arguments, **options)
         previous = V.graph.effectful_ops.get(_EffectType.ORDERED)
         noted = getattr(V.graph, "additional_star_deps", None)
         if previous is not None and noted is not None:
             for operation in V.graph.operations[before:]:
                 noted[operation.get_operation_name()].add(previous.get_name())
-        return _pytree.tree_map_only(ir.IRNode, lambda node: node.wrap_for_lowering(), made)
+        return made
 
     return lower
+
+
+def _check_package() -> None:
+    """Raises if an AOTInductor package is being made by a torch whose packages go on after an
+    operator has failed, with nothing for its result."""
+    from torch._inductor.virtualized import V
+
+    if _VERSION < _SAFE_PACKAGES and getattr(V.graph, "aot_mode", False):
+        raise RuntimeError(
+            f"torch {_VERSION[0]}.{_VERSION[1]} makes AOTInductor packages that go on after an "
+            f"operator has failed, so none is made with stocache's; use torch "
+            f"{_SAFE_PACKAGES[0]}.{_SAFE_PACKAGES[1]} or newer, or torch.export.save"
+        )
 
 
 def _traced(fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,10 +137,11 @@ def _traced(fake: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*arguments: Any, **options: Any) -> Any:
         if inductor := sys.modules.get("torch._inductor.lowering"):
+            _check_package()
             for name in _FAKES:
                 op = getattr(torch.ops.stocache, name).default
                 if op not in inductor.lowerings:
-                    inductor.register_lowering(op, type_promotion_kind=None)(_ordered(op))
+                    inductor.register_lowering(op, type_promotion_kind=None)(_ordered(op, inductor))
         return fake(*arguments, **options)
 
     return call
