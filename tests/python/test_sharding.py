@@ -437,6 +437,10 @@ def test_an_epoch_goes_on_where_it_was(shard):
     assert list(itertools.chain.from_iterable(seen + rest)) == again.indices().tolist()
     with pytest.raises(ValueError, match="rank was 1 and is 0"):
         shard(rank=0, num_replicas=2, seed=4).load_state_dict(states[0])
+    for what, value in (("shuffle", False), ("chunk", 5), ("equal", True)):  # another order
+        other = shard(rank=1, num_replicas=2, seed=4, **{what: value})
+        with pytest.raises(ValueError, match=f"{what} was .* and is {value}"):
+            other.load_state_dict(states[0])
 
 
 # The next run
