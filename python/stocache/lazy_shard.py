@@ -275,6 +275,7 @@ class LazyShardDataset(Dataset[Any]):
         terms = self._terms
         return {
             "epoch": self.epoch, "samples": terms.samples, "seed": terms.seed, "mode": terms.mode,
+            "shuffle": terms.shuffle, "chunk": terms.chunk, "equal": terms.equal,
             "num_replicas": terms.num_replicas, "rank": self.rank.number,
         }  # fmt: skip
 

@@ -12,6 +12,7 @@ from samples import whole
 from sources import INDEX, Fixed, same
 from stocache import _C
 from stocache._loading import sources
+from stocache._torch.order import Drawn
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, Subset
 
 LENGTHS = (13, 30, 1, 17)
@@ -279,3 +280,12 @@ def test_a_sampler_of_batches_of_its_own(joined):
     order = list(BatchSampler(RandomSampler(plain), 5, drop_last=False))
     got = list(stocache.DataLoader(made, batch_sampler=order, num_workers=1))
     assert same(got, list(DataLoader(plain, batch_sampler=order)))
+
+
+def test_an_index_of_a_subset_that_is_none_is_nobodys(joined):
+    """It was a row that nobody filled in: whatever sample the memory there named."""
+    _, made = joined()
+    source = sources.source_of(Subset(made, [0, len(made)]), frozen=True)
+    assert source.locate(Drawn(torch.tensor([0]))).numbers() == ([0], [0])
+    with pytest.raises(IndexError, match=f"index {len(made)} of {len(made)} samples"):
+        source.locate(Drawn(torch.tensor([0, 1])))

@@ -22,7 +22,7 @@ import torch
 from samples import complaint
 from sources import Counted, Fixed, Together
 from stocache import _C, CachedDataset, LazyShardDataset
-from stocache._sharding.ranks import rank_and_ranks
+from stocache._sharding.ranks import presumed, rank_and_ranks
 from torch.utils.data import DataLoader, Subset
 
 HERE = Path(__file__).parent
@@ -194,6 +194,12 @@ def test_control_ranks_with_other_seeds_overlap(shard):
 def test_launchers_say_which_rank_it_is(env, found):
     assert rank_and_ranks(None, None, env) == found
     assert rank_and_ranks(1, 16, env) == (1, 16)
+
+
+def test_the_place_of_a_rank_among_very_many():
+    """Looking through all ranks once for each node would take minutes."""
+    rank = presumed(70_000, 1 << 17)
+    assert (rank.node, rank.local, rank.ranks, len(rank.ranks_on)) == (70_000, 0, 1 << 17, 1 << 17)
 
 
 # What fits
@@ -437,6 +443,10 @@ def test_an_epoch_goes_on_where_it_was(shard):
     assert list(itertools.chain.from_iterable(seen + rest)) == again.indices().tolist()
     with pytest.raises(ValueError, match="rank was 1 and is 0"):
         shard(rank=0, num_replicas=2, seed=4).load_state_dict(states[0])
+    for what, value in (("shuffle", False), ("chunk", 5), ("equal", True)):  # another order
+        other = shard(rank=1, num_replicas=2, seed=4, **{what: value})
+        with pytest.raises(ValueError, match=f"{what} was .* and is {value}"):
+            other.load_state_dict(states[0])
 
 
 # The next run

@@ -165,6 +165,8 @@ class _Joined(Source):
         return self._locate(_as_tensor(numbers))
 
     def _locate(self, numbers: Tensor) -> Located:
+        if len(numbers) and int(numbers.max()) >= self._starts[-1]:  # a subset may say anything
+            raise IndexError(f"index {int(numbers.max())} of {self._starts[-1]} samples")
         of = torch.bucketize(numbers, self._table, right=True)
         which, places = torch.empty_like(numbers), torch.empty_like(numbers)
         for k, under in enumerate(self._unders):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import socket
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,12 +109,11 @@ def node_name(number: int) -> str:
 
 def placed(number: int, nodes: list[str]) -> Rank:
     """By the names of the nodes of all ranks."""
-    order = list(dict.fromkeys(nodes))
+    ranks_on = Counter(nodes)  # in the order of their first ranks
     mine = [k for k, node in enumerate(nodes) if node == nodes[number]]
     return Rank(
-        number, order.index(nodes[number]), mine.index(number),
-        tuple(nodes.count(node) for node in order),
-    )  # fmt: skip
+        number, list(ranks_on).index(nodes[number]), mine.index(number), tuple(ranks_on.values())
+    )
 
 
 def presumed(number: int, ranks: int) -> Rank:
