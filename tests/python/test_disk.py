@@ -665,6 +665,7 @@ def test_who_comes_when_the_disk_is_gone_goes_on_without_it(on_disk, log, below,
     dataset = on_disk(fixed(log), memory=200, key=key)
     epoch(dataset)
     pickled = pickle.dumps(dataset)
+    assert dataset.flush()  # who writes there makes files while they are removed
     shutil.rmtree(below)
     if key is not None:
         dataset.close()  # and with the table the keys

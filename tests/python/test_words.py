@@ -78,9 +78,9 @@ def test_warm_and_checksum(caches):
     ("make", "text"),
     [
         (lambda: stocache.SharedCache(1, 4, (8,), memory="1MiB"), "both given"),
-        (lambda: stocache.SharedCache(dataset_len=4, data_dims=(8,)), "size_limit_gib is missing"),
-        (lambda: stocache.SharedCache(1, data_dims=(8,)), "dataset_len is missing"),
-        (lambda: stocache.SharedCache(1, 4), "data_dims is missing"),
+        (lambda: stocache.SharedCache(dataset_len=4, data_dims=(8,)), "size_limit_gib is None"),
+        (lambda: stocache.SharedCache(1, data_dims=(8,)), "dataset_len is None"),
+        (lambda: stocache.SharedCache(1, 4), "data_dims is None"),
         (lambda: stocache.SharedCache(1, 4, (8,), checksum=1), "checksum is 1"),
         (lambda: stocache.FileCache("a", "b", limit=5, disk=5), "both given"),
         (
