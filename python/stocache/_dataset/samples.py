@@ -21,7 +21,7 @@ from stocache._dataset import telling, together
 from stocache._dataset.comparing import RANDOM, SAME, STALE, Countdown, compare
 from stocache._dataset.copying import as_stored, copy_of
 from stocache._dataset.doubts import Doubts
-from stocache._dataset.stats import CachedDatasetStats, DiskStats
+from stocache._dataset.stats import CachedDatasetStats, ClusterStats, DiskStats
 from stocache._dataset.together import Together, WholeBatch
 from stocache._sharing.disk import folder_of, is_temporary, remove, remove_if_unused
 from stocache._torch.generators import generators_of, random_numbers_kept
@@ -56,16 +56,21 @@ class Records(_C.Records):
         _flush_when_it_ends(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rejoin, (self.arguments(), self.disk()))
+        return (_rejoin, (self.arguments(), self.disk(), self.cluster()))
 
 
 def _rejoin(
-    arguments: tuple[Any, ...], disk: tuple[bytes, int, str, bytes, int, str] | None
+    arguments: tuple[Any, ...],
+    disk: tuple[bytes, int, str, bytes, int, str] | None,
+    cluster: tuple[str, str, str, bytes, int] | None,
 ) -> Records:
     records = Records()
     records.open(*arguments)
     if disk is not None:
         records.open_disk(*disk)
+    if cluster is not None:
+        records.open_cluster(*cluster)
+    if disk is not None or cluster is not None:
         records.flush_at_end()
     return records
 
@@ -86,7 +91,8 @@ class Samples:
         self._named = named
         self._made_by = os.getpid()
         self._has_disk = records.disk() is not None
-        if self._has_disk:
+        self._has_cluster = records.cluster() is not None
+        if self._has_below:
             records.flush_at_end()
         self._says_what_fits = says_what_fits
         self._together = Together(source)
@@ -100,6 +106,10 @@ class Samples:
         # so in a new epoch; only where that can be.
         may_differ = probe or hasattr(source, "set_epoch")
         self._until_others = Countdown(1) if may_differ else None
+
+    @property
+    def _has_below(self) -> bool:
+        return self._has_disk or self._has_cluster
 
     # One sample
 
@@ -473,14 +483,14 @@ class Samples:
         else:
             if outcome is _C.Put.TOO_LARGE:
                 telling.of_size(self.records, index)
-        self._watch_disk()
+        self._watch_below()
         if self._says_what_fits:
             self._say_what_fits()
         return outcome is _C.Put.STORED
 
-    def _watch_disk(self) -> None:
-        """Tells what the disk has to say, after something was given to it."""
-        if self._has_disk and (news := self.records.news()):
+    def _watch_below(self) -> None:
+        """Tells what levels below have to say, after something was given to them."""
+        if self._has_below and (news := self.records.news()):
             telling.warn(news)
 
     def _copied(self, index: int, sample: Any) -> Any:
@@ -492,7 +502,7 @@ class Samples:
         self.records.clear()
 
     def close(self) -> None:
-        if self._has_disk and self.records.is_open():
+        if self._has_below and self.records.is_open():
             _end(self.records)
         self.records.close()
 
@@ -597,6 +607,8 @@ class Samples:
         found = {**self.records.stats(), "dataset_len": self.length}
         if self._has_disk:
             found["disk"] = DiskStats(**self.records.disk_stats())
+        if self._has_cluster:
+            found["cluster"] = ClusterStats(**self.records.cluster_stats())
         return CachedDatasetStats(**found)
 
     def _say_what_fits(self) -> None:
@@ -627,7 +639,7 @@ def _flush_when_it_ends(records: Records) -> None:
 
 
 def _end(records: Records) -> None:
-    """Lets go of a store with a disk level: what is to stay there is there then, and what is not to
+    """Lets go of a store with levels below: what is to stay there is there then, and what is not to
     stay is gone with its last process."""
     folder = folder_of(records)
     temporary = folder is not None and is_temporary(folder)
