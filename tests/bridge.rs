@@ -72,6 +72,7 @@ fn no_function_of_the_bridge_lets_a_panic_through() {
     let files = [
         "acquiring",
         "batches",
+        "cluster",
         "disk",
         "disk_folder",
         "files",

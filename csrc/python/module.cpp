@@ -9,6 +9,7 @@
 #include "python/disk_folders.h"
 #include "python/files_type.h"
 #include "python/records_type.h"
+#include "python/servers_type.h"
 #include "python/shards.h"
 #include "python/support.h"
 #include "stocache-torch/src/bridge.rs.h"
@@ -136,6 +137,7 @@ PyMODINIT_FUNC PyInit__C() {
   PyObject* module = PyModule_Create(&module_def);
   const bool good = module && python::add_cache(module) && python::add_records(module) &&
                     python::add_disk_folders(module) && codec::add_codec(module) &&
-                    python::add_files(module) && python::add_shards(module);
+                    python::add_files(module) && python::add_servers(module) &&
+                    python::add_shards(module);
   return good ? module : nullptr;
 }

@@ -76,12 +76,17 @@ void RecordCache::open_disk(const bridge::DiskOptions& options) {
     WithoutGil free;
     records_->open_disk(options);
   });
-  has_disk_ = true;
+  has_below_ = true;
+}
+
+void RecordCache::open_cluster(const bridge::ClusterOptions& options) {
+  translated([&] { records_->open_cluster(options); });
+  has_below_ = true;
 }
 
 // What is still to be written may take as long as the disk does.
 RecordCache::~RecordCache() {
-  const WithoutGil free(has_disk_ && PyGILState_Check());
+  const WithoutGil free(has_below_ && PyGILState_Check());
   const auto gone = std::move(records_);
 }
 
@@ -145,10 +150,10 @@ std::string RecordCache::news() {
 std::optional<bool> RecordCache::differs(int64_t index, PyObject* sample, bool allow_pickle) {
   uint16_t number = 0;
   const at::Tensor record = copy(index, number);
-  if (!record.defined() && !has_disk_) return std::nullopt;
+  if (!record.defined() && !has_below_) return std::nullopt;
   const auto encoded = codec::encode(sample, allow_pickle);
   if (!record.defined()) {
-    number_of(encoded.schema);  // from now on its classes may come from the disk
+    number_of(encoded.schema);  // from now on its classes may come from below
     return std::nullopt;
   }
   const std::string head = number == kInline ? inline_schema(encoded.schema) : "";

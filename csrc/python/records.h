@@ -40,6 +40,8 @@ class RecordCache {
   PyObject* made_of(const bridge::RecordAt& record, int64_t index, bool allow_pickle);
   // Puts a disk level below it.
   void open_disk(const bridge::DiskOptions& options);
+  // Puts a cluster below it, and below the disk.
+  void open_cluster(const bridge::ClusterOptions& options);
   // Stores a sample that was to be loaded; ends the claim in any case.
   bridge::Put put(bridge::Acquiring& acquiring, int64_t index, PyObject* sample, bool allow_pickle);
   // Why nothing can be stored from this process, once; empty if something can.
@@ -64,7 +66,7 @@ class RecordCache {
   std::unordered_map<std::string, uint16_t> numbers_;
   Buffers buffers_;
   bool told_ = false;
-  bool has_disk_ = false;
+  bool has_below_ = false;
 };
 
 }  // namespace stocache

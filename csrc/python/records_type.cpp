@@ -11,6 +11,7 @@
 #include "python/gathering_type.h"
 #include "python/indices.h"
 #include "python/records.h"
+#include "python/servers_type.h"
 #include "python/shared_batches.h"
 #include "python/support.h"
 
@@ -150,6 +151,53 @@ PyObject* disk_stats(PyObject* self, PyObject*) {
                          "filled", s.records, "used_bytes", s.bytes, "data_bytes", s.capacity,
                          "evicted", s.evicted, "dropped", s.dropped, "errors", s.errors, "writes",
                          PyBool_FromLong(s.writes));
+  });
+}
+
+// open_cluster(url, name, fingerprint, secret, ttl_millis): the level below all others.
+PyObject* open_cluster(PyObject* self, PyObject* args) {
+  return guarded([&]() -> PyObject* {
+    bridge::ClusterOptions options;
+    if (!to_cluster(args, options)) return nullptr;
+    opened(self)->open_cluster(options);
+    Py_RETURN_NONE;
+  });
+}
+
+// cluster() -> what open_cluster() takes in another process, or None.
+PyObject* cluster(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    const auto o = translated([&] { return cache->records().cluster_options(); });
+    if (o.url.empty()) Py_RETURN_NONE;
+    return Py_BuildValue(
+        "sssy#K", std::string(o.url).c_str(), std::string(o.name).c_str(),
+        std::string(o.fingerprint).c_str(), reinterpret_cast<const char*>(o.secret.data()),
+        static_cast<Py_ssize_t>(o.secret.size()), static_cast<unsigned long long>(o.ttl_millis));
+  });
+}
+
+// cluster_servers(ask): what this process saw of each and, if they are asked, what they hold.
+PyObject* cluster_servers(PyObject* self, PyObject* argument) {
+  const int ask = PyObject_IsTrue(argument);
+  if (ask < 0) return nullptr;
+  return guarded([&] {
+    const auto cache = opened(self);
+    return server_dicts(translated([&] {
+      WithoutGil free;
+      return cache->records().cluster_servers(ask != 0);
+    }));
+  });
+}
+
+// cluster_stats(): counts of all processes of this node.
+PyObject* cluster_stats(PyObject* self, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto cache = opened(self);
+    const auto s = translated([&] { return cache->records().stats(); });
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K}", "hits", s.cluster_hits, "misses",
+                         s.cluster_misses, "fills", s.cluster_fills, "dropped", s.cluster_dropped,
+                         "errors", s.cluster_errors);
   });
 }
 
@@ -468,6 +516,10 @@ PyMethodDef methods[] = {
     {"open_disk", open_disk, METH_VARARGS, nullptr},
     {"disk", disk, METH_NOARGS, nullptr},
     {"disk_stats", disk_stats, METH_NOARGS, nullptr},
+    {"open_cluster", open_cluster, METH_VARARGS, nullptr},
+    {"cluster", cluster, METH_NOARGS, nullptr},
+    {"cluster_servers", cluster_servers, METH_O, nullptr},
+    {"cluster_stats", cluster_stats, METH_NOARGS, nullptr},
     {"look_ups_of", look_ups_of, METH_O, nullptr},
     {"prefetch", prefetch, METH_O, nullptr},
     {"get_many", get_many, METH_VARARGS, nullptr},

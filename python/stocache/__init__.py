@@ -8,10 +8,11 @@ from stocache import _load
 _load.load()
 
 from stocache._C import UnsupportedSample  # noqa: E402
-from stocache._dataset.stats import CachedDatasetStats, DiskStats  # noqa: E402
+from stocache._dataset.stats import CachedDatasetStats, ClusterStats, DiskStats  # noqa: E402
 from stocache._torch.ops import handle  # noqa: E402
 from stocache._types.registry import register_type  # noqa: E402
 from stocache.bilevel import BiLevelCachedDataset  # noqa: E402
+from stocache.cache_loader import CacheLoader, RedisStore  # noqa: E402
 from stocache.cached_dataset import CachedDataset  # noqa: E402
 from stocache.cpp import cmake_prefix_path, include_path  # noqa: E402
 from stocache.file_cache import DataCache, FileCache, FileCacheStats  # noqa: E402
@@ -24,8 +25,10 @@ from stocache.shared_cache import SharedCache, SharedCacheStats  # noqa: E402
 __version__ = "0.1.0"
 __all__ = [
     "BiLevelCachedDataset",
+    "CacheLoader",
     "CachedDataset",
     "CachedDatasetStats",
+    "ClusterStats",
     "DataCache",
     "DataLoader",
     "DiskStats",
@@ -33,6 +36,7 @@ __all__ = [
     "FileCacheStats",
     "LazyShardDataset",
     "Plan",
+    "RedisStore",
     "SharedCache",
     "SharedCacheStats",
     "UnsupportedSample",

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from stocache import _html
+from stocache._cluster import options as clusters
 from stocache._dataset import attributes, images, splitting, telling
 from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.batches import Batches, Loads
@@ -54,6 +55,11 @@ class CachedDataset(Dataset[Sample]):
         compression: "zstd" or "lz4" packs samples on disk, each by itself; ``stocache.plan()`` says
             what that buys. None leaves them as they are.
         temporary: The disk level goes with its last process, instead of staying for the next run.
+        cluster: Servers below memory and disk, which all nodes reach: "redis://host:port,host:port"
+            of Redis or Valkey servers that run, or "spawn" for one on this node. What a node loads
+            is sent there, and other nodes, and later runs, find it under ``name``.
+        capacity_per_node: With cluster="spawn", the most that this node's server may take.
+        ttl: How many seconds values stay on the servers; None: until they are cleared or evicted.
         transform: Runs on every sample that is handed out, cached or not. Random augmentation
             belongs here; what ``dataset`` does is done once. A function gets the whole sample, and
             so does a transform of torchvision's v2, which finds the images in it; one of
@@ -78,13 +84,23 @@ class CachedDataset(Dataset[Sample]):
         backing: "shm", "memfd" or "auto", as for SharedCache.
         huge_pages: True, False or "auto", as for SharedCache.
         verbose: Print what fits and what hit rate to expect, once the first samples are stored.
+        backend, dataset_name, hosts, cluster_mode, writer_buffer_size: The same as ``cluster`` and
+            ``name`` in the words of Bagua: ``CachedDataset(dataset, "redis", "pano", hosts=…)``.
     """
 
     def __init__(
         self,
         dataset: Any,
         memory: int | float | str = 0.5,
+        dataset_name: str | None = None,
+        writer_buffer_size: int = 20,
         *,
+        backend: str | None = None,
+        hosts: list[dict[str, Any]] | None = None,
+        cluster_mode: bool = True,
+        cluster: str | None = None,
+        capacity_per_node: int | float | str | None = None,
+        ttl: float | None = None,
         disk: int | float | str | None = None,
         disk_path: str | os.PathLike[str] | None = None,
         key: Callable[[int], Any] | None = None,
@@ -133,19 +149,28 @@ class CachedDataset(Dataset[Sample]):
             raise TypeError(f"probe is {probe!r}; a number of samples is needed")
         if probe < 0:
             raise ValueError(f"probe is {probe}; use 0 or more samples")
+        if memory == "redis" and backend is None:  # Bagua's second argument is its backend
+            memory, backend = 0.5, "redis"
+        servers = clusters.of_words(
+            cluster, capacity_per_node, ttl, backend=backend, hosts=hosts,
+            cluster_mode=cluster_mode, dataset_name=dataset_name,
+            writer_buffer_size=writer_buffer_size,
+        )  # fmt: skip
         records = Records()
         opened = open_records(
             records, dataset, memory, name=name, keep=bool(keep), mark=fingerprint,
             on_change=on_change, policy=policy, shared=shared, backing=backing,
             huge_pages=huge_pages_word(huge_pages), caller=caller_of(self),
             disk=checked(disk, disk_path, key, compression, temporary),
+            cluster=servers, label=dataset_name or name,
             part=self._stocache_part(dataset),
         )  # fmt: skip
         created = opened == "created"
         on_disk, folder = records.disk_stats(), folder_of(records)
         if folder is not None and not on_disk["writes"]:
             telling.of_only_read(records, folder)
-        found = on_disk["filled"] or (not created and records.stats()["filled"])
+        in_memory = 0 if created else records.stats()["filled"]
+        found = servers is not None or on_disk["filled"] or in_memory
         # All that is private is in one object: names of subclasses meet no others of ours.
         self._stocache = Samples(
             dataset, records, len(dataset), allow_pickle=bool(allow_pickle), strict=bool(strict),
@@ -359,6 +384,15 @@ class CachedDataset(Dataset[Sample]):
         """Counts of all processes so far."""
         return self._stocache.stats()
 
+    def cluster_servers(self) -> list[dict[str, Any]]:
+        """Of each server: what this process saw, and what it holds, for which it is asked now."""
+        return self._stocache.records.cluster_servers(True)
+
+    @property
+    def cache_loader(self) -> DatasetLoader:
+        """In the words of Bagua: ``cache_loader.num_keys()``."""
+        return DatasetLoader(self._stocache.records)
+
     def is_complete(self) -> bool:
         """Whether every sample is cached."""
         return self._stocache.is_complete()
@@ -419,6 +453,18 @@ class CachedDataset(Dataset[Sample]):
         stats = self._stocache.stats()
         title = f"{type(self).__name__} of {type(self.dataset).__name__}"
         return _html.table(title, stats._levels(), str(stats))
+
+
+class DatasetLoader:
+    """What Bagua's CachedDataset says of its store."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def num_keys(self) -> int:
+        """How many samples of this dataset its servers have."""
+        self._records.flush(60.0)
+        return sum(each["samples"] or 0 for each in self._records.cluster_servers(True))
 
 
 # The attributes that every CachedDataset has.

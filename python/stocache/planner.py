@@ -21,7 +21,7 @@ from stocache.sizes import parse_size, show_bytes
 SAMPLES = 16  # so many are measured
 SECONDS = 1.0  # a slow source is not asked for all of them
 # What a cache takes for itself, the index entry of a sample, and the padding of its record.
-_HEAD_BYTES = 176 << 10
+_HEAD_BYTES = 180 << 10
 _ENTRY_BYTES = 18
 _ALIGN = 16
 # What stands in front of each (rust/core/src/records/heads.rs).

@@ -1458,7 +1458,8 @@ def test_stats_add_up_and_print_in_one_line(cached, log):
         dataset[idx]
     stats = dataset.stats()
     fields = {field.name for field in dataclasses.fields(stats)}
-    assert fields == {*dataset._stocache.records.stats(), "disk"} and stats.disk is None
+    assert fields == {*dataset._stocache.records.stats(), "disk", "cluster"}
+    assert stats.disk is None and stats.cluster is None
     assert (stats.hits, stats.misses, stats.loads, stats.fills, stats.filled) == (2, 2, 2, 2, 2)
     assert stats.hit_rate == 0.5 and stats.seconds_saved == stats.load_seconds > 0
     assert 1600 <= stats.bytes <= stats.used_bytes <= stats.data_bytes and stats.dataset_len == 10

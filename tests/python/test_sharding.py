@@ -206,7 +206,7 @@ def test_the_place_of_a_rank_among_very_many():
 
 
 def test_what_does_not_fit_is_nobodys(shard):
-    room = 40 * (64 * 8 + 64) + (176 << 10)
+    room = 40 * (64 * 8 + 64) + (180 << 10)
     datasets = parts(shard, 2, memory_size=room)
     found = indices(datasets)
     assert 2 * 30 <= sum(map(len, found)) < LENGTH
@@ -221,7 +221,7 @@ def test_what_does_not_fit_is_nobodys(shard):
 @pytest.mark.parametrize("mode", ["disk", "node"])
 def test_what_only_one_rank_has_in_memory_is_not_what_the_node_keeps(shard, node, tmp_path, mode):
     node(2)
-    room = {"memory_size": 40 * (64 * 8 + 64) + (176 << 10), "disk_size": 40 * (64 * 8 + 128)}
+    room = {"memory_size": 40 * (64 * 8 + 64) + (180 << 10), "disk_size": 40 * (64 * 8 + 128)}
     found = indices(parts(shard, 2, mode=mode, disk_cache_path=tmp_path / "below", **room))
     on_disk = {"disk": 40, "node": 80}[mode]
     assert on_disk - 10 <= sum(map(len, found)) <= on_disk + 5
@@ -260,7 +260,7 @@ def test_too_few_pieces_or_too_little_room_for_all_ranks_is_told(shard, tmp_path
 
 def test_ranks_that_are_fewer_than_those_of_the_group_measure_themselves(shard, monkeypatch):
     """As where a model is spread over several processes, which have one part together."""
-    room = 40 * (64 * 8 + 64) + (176 << 10)
+    room = 40 * (64 * 8 + 64) + (180 << 10)
     alone = [len(dataset) for dataset in parts(shard, 2, memory_size=room)]
     distributed = torch.distributed
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)

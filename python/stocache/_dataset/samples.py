@@ -21,7 +21,7 @@ from stocache._dataset import telling, together
 from stocache._dataset.comparing import RANDOM, SAME, STALE, Countdown, compare
 from stocache._dataset.copying import as_stored, copy_of
 from stocache._dataset.doubts import Doubts
-from stocache._dataset.stats import CachedDatasetStats, DiskStats
+from stocache._dataset.stats import CachedDatasetStats, ClusterStats, DiskStats
 from stocache._dataset.together import Together, WholeBatch
 from stocache._sharing.disk import folder_of, is_temporary, remove, remove_if_unused
 from stocache._torch.generators import generators_of, random_numbers_kept
@@ -56,11 +56,13 @@ class Records(_C.Records):
         _flush_when_it_ends(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rejoin, (self.arguments(), self.disk()))
+        return (_rejoin, (self.arguments(), self.disk(), self.cluster()))
 
 
 def _rejoin(
-    arguments: tuple[Any, ...], disk: tuple[bytes, int, str, bytes, int, str] | None
+    arguments: tuple[Any, ...],
+    disk: tuple[bytes, int, str, bytes, int, str] | None,
+    cluster: tuple[str, str, str, bytes, int] | None,
 ) -> Records:
     records = Records()
     records.open(*arguments)
@@ -69,8 +71,10 @@ def _rejoin(
             records.open_disk(*disk)
         except Exception as error:  # its folder is gone, say: no reason to end an epoch
             telling.of_no_disk(records, error)
-        else:
-            records.flush_at_end()
+    if cluster is not None:
+        records.open_cluster(*cluster)
+    if disk is not None or cluster is not None:
+        records.flush_at_end()
     return records
 
 
@@ -90,7 +94,8 @@ class Samples:
         self._named = named
         self._made_by = os.getpid()
         self._has_disk = records.disk() is not None
-        if self._has_disk:
+        self._has_cluster = records.cluster() is not None
+        if self._has_below:
             records.flush_at_end()
         self._says_what_fits = says_what_fits
         self._together = Together(source)
@@ -104,6 +109,10 @@ class Samples:
         # so in a new epoch; only where that can be.
         may_differ = probe or hasattr(source, "set_epoch")
         self._until_others = Countdown(1) if may_differ else None
+
+    @property
+    def _has_below(self) -> bool:
+        return self._has_disk or self._has_cluster
 
     # One sample
 
@@ -480,14 +489,15 @@ class Samples:
         else:
             if outcome is _C.Put.TOO_LARGE:
                 telling.of_size(self.records, index)
-        self.watch_disk()
+        self.watch_below()
         if self._says_what_fits:
             self._say_what_fits()
         return outcome is _C.Put.STORED
 
-    def watch_disk(self) -> None:
-        """Tells what the disk has to say: after something was given to it, or did not come."""
-        if self._has_disk and (news := self.records.news()):
+    def watch_below(self) -> None:
+        """Tells what levels below have to say: after something was given to them, or did not
+        come."""
+        if self._has_below and (news := self.records.news()):
             telling.warn(news)
 
     def _copied(self, index: int, sample: Any) -> Any:
@@ -499,7 +509,7 @@ class Samples:
         self.records.clear()
 
     def close(self) -> None:
-        if self._has_disk and self.records.is_open():
+        if self._has_below and self.records.is_open():
             _end(self.records)
         self.records.close()
 
@@ -608,6 +618,8 @@ class Samples:
         found = {**self.records.stats(), "dataset_len": self.length}
         if self._has_disk:
             found["disk"] = DiskStats(**self.records.disk_stats())
+        if self._has_cluster:
+            found["cluster"] = ClusterStats(**self.records.cluster_stats())
         return CachedDatasetStats(**found)
 
     def _say_what_fits(self) -> None:
@@ -638,7 +650,7 @@ def _flush_when_it_ends(records: Records) -> None:
 
 
 def _end(records: Records) -> None:
-    """Lets go of a store with a disk level: what is to stay there is there then, and what is not to
+    """Lets go of a store with levels below: what is to stay there is there then, and what is not to
     stay is gone with its last process."""
     folder = folder_of(records)
     temporary = folder is not None and is_temporary(folder)

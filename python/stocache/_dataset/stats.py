@@ -40,11 +40,32 @@ class DiskStats:
 
 
 @dataclass(frozen=True)
+class ClusterStats:
+    """What the processes of this node got from the servers of a cluster, and gave them."""
+
+    hits: int
+    """Samples that came from a server."""
+    misses: int
+    """Samples that the servers were asked for in vain."""
+    fills: int
+    """Samples sent to a server."""
+    dropped: int
+    """Samples that no server took: it is full, or in trouble."""
+    errors: int
+    """Times that a server was in trouble while samples were asked for."""
+
+    def __str__(self) -> str:
+        return f"{self.hits} from the cluster" + (
+            f" ({self.errors} times in trouble)" if self.errors else ""
+        )
+
+
+@dataclass(frozen=True)
 class CachedDatasetStats:
     """What a cache did so far, summed over all processes of the node that used it."""
 
     hits: int
-    """Samples that were cached: in memory, or on disk."""
+    """Samples that were cached: in memory, on disk, or on a server."""
     misses: int
     """Samples that did not."""
     fills: int
@@ -79,6 +100,8 @@ class CachedDatasetStats:
     """No more samples are taken until clear(): the memory ran out."""
     disk: DiskStats | None = None
     """Of the level below memory, if there is one."""
+    cluster: ClusterStats | None = None
+    """Of the servers below that, if there are any."""
 
     @property
     def hit_rate(self) -> float:
@@ -111,6 +134,7 @@ class CachedDatasetStats:
             f"{self.filled} of {self.dataset_len} samples in memory "
             f"({show_bytes(self.used_bytes)} of {show_bytes(self.data_bytes)}), "
             + (f"{self.disk}, " if self.disk else "")
+            + (f"{self.cluster}, " if self.cluster else "")
             + f"{self.hits} hits, {self.misses} misses ({self.hit_rate:.1%} hit rate), "
             f"{self.seconds_saved:.3g} s of loading saved"
             + (f", {self.too_large} too large to store" if self.too_large else "")

@@ -175,7 +175,7 @@ class Begun:
     def _missing(self) -> Any:
         """What was on disk may not have come."""
         for samples in self._gatherer.source.samples:
-            samples.watch_disk()
+            samples.watch_below()
         return _C.MISS
 
     def _prepared(self) -> Any:

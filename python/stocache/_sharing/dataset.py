@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from stocache import _C
+from stocache._cluster.options import Cluster
 from stocache._sharing.change import (
     NOT_OPEN_ELSEWHERE,
     differing_parts,
@@ -42,21 +43,25 @@ def open_records(
     huge_pages: str,
     caller: FrameType | None,
     disk: Disk | None,
+    cluster: Cluster | None,
+    label: str | None,
     part: str,
 ) -> str:
     """Opens ``records`` for ``dataset``, under the name that those who share it have in common, and
-    the level below.
+    the levels below. ``label`` is its name on the servers of a cluster.
 
     ``mark`` is the user's fingerprint, or "auto". Returns "created", "joined" or "resumed".
     """
     job = find_job()
     apart = None if job is None or not shared or name is not None else job
     # Nobody else asks for a cache that is private, and looking at a large dataset takes a while.
-    kept = disk is not None and disk.key is None
+    kept = cluster is not None or (disk is not None and disk.key is None)
     look = mark == "auto" and (apart is not None or name is not None or kept)
     found = fingerprint(dataset) if look else Fingerprint("" if mark == "auto" else mark)
     if found.unseen and (name is not None or kept):
         where = f"the cache {name!r}" if disk is None else f"what is in {disk.path}"
+        if cluster is not None:
+            where = "what is on the servers"
         raise _unseen(found, f"{where} holds the samples of this dataset")
     if found.unseen and apart is not None:
         apart = None
@@ -73,7 +78,7 @@ def open_records(
     site = "" if apart is None else _site(apart, policy, caller)
     others = others_at(site, hashed) if site else []
     limit = parse_size("memory", memory)
-    if disk is not None:  # which may be all that there is
+    if disk is not None or cluster is not None:  # which may be all that there is
         limit = max(limit, _C.least_memory(max(1, length), policy))
     if isinstance(memory, float) and job is not None and name is None and (others or not apart):
         limit //= job.ranks  # each takes its part of what is free
@@ -92,6 +97,8 @@ def open_records(
     opened = str(records.location()["opened"])
     if disk is not None:
         _open_disk(records, disk, dataset, name, found, mark, on_change)
+    if cluster is not None:
+        _open_cluster(records, cluster, dataset, label, found, mark, part)
     if opened == "created" and chosen:
         note(chosen, type(dataset).__qualname__, site, found.notes())
     # Who came at the same moment may have left word since.
@@ -129,6 +136,20 @@ def _open_disk(
     about = f"{type(dataset).__qualname__}\n\n{found.notes()}"
     try:
         disk.open_below(records, dataset, label, hashed, about, name and on_change)
+    except BaseException:
+        records.close()
+        raise
+
+
+def _open_cluster(
+    records: _C.Records, cluster: Cluster, dataset: Any, label: str | None, found: Fingerprint,
+    mark: str, part: str,
+) -> None:  # fmt: skip
+    """The level below all others. As on disk, and other nodes have to come to the same."""
+    which = (_folder(),) if mark == "auto" else (_kind(dataset), len(dataset))
+    hashed = _C.fingerprint_of(digest(found.text, which, str(torch.get_default_dtype()), part))
+    try:
+        cluster.open_below(records, label or type(dataset).__name__, hashed)
     except BaseException:
         records.close()
         raise

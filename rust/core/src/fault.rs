@@ -91,6 +91,10 @@ pub(crate) enum Fault {
     NoGuard,
     /// Take what comes from below memory for what was asked for.
     TrustTiers,
+    /// Take values of servers that nobody with the job's secret wrote.
+    TrustServers,
+    /// Use the connections of the process that forked this one.
+    InheritConnections,
     /// Let records that ask for pickle travel.
     PicklesTravel,
     /// Take classes from below that nobody of this node has stored.
@@ -255,6 +259,22 @@ mod controls {
     #[test]
     fn taking_whatever_comes_from_below_is_caught() {
         is_caught(Fault::TrustTiers, &["tiers::tests::ways::garbage_from_below_is_a_miss"]);
+    }
+
+    #[test]
+    fn believing_servers_is_caught() {
+        is_caught(
+            Fault::TrustServers,
+            &["cluster::tests::forged_and_moved_and_damaged_values_are_misses"],
+        );
+    }
+
+    #[test]
+    fn using_a_parents_connections_is_caught() {
+        is_caught(
+            Fault::InheritConnections,
+            &["cluster::tests::a_forked_child_has_connections_of_its_own"],
+        );
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! | [`files`] | copies of a far folder's files on a near disk |
 //! | [`batches`] | records gathered into batches; batch buffers that cross processes without a copy |
 //! | [`tiers`] | who loads a sample: memory, the levels below it, the caller |
+//! | [`cluster`] | records on servers that all nodes reach |
 //! | [`disk`] | records in files of a near disk |
 //! | [`records`] | records of any size, one per sample |
 //! | [`space`] | regions in which records are laid down, and the index that says where |
@@ -58,6 +59,8 @@ pub mod sys;
 
 #[cfg(not(loom))]
 pub mod batches;
+#[cfg(not(loom))]
+pub mod cluster;
 #[cfg(not(loom))]
 pub mod disk;
 #[cfg(not(loom))]

@@ -6,6 +6,7 @@ pub use crate::batches::Batch;
 use crate::batches::{
     drop_batch, give_back_batches, new_batch, receive_batch, send_batch, take_batch,
 };
+pub use crate::cluster::{Servers, open_servers};
 pub use crate::disk::FetchedRecords;
 pub use crate::disk_folder::{
     DiskCheck, check_disk, inspect_disk, remove_disk, tidy_disk, try_compression,
@@ -130,6 +131,44 @@ pub mod ffi {
         table: u64,
         /// "none", "zstd" or "lz4".
         compression: String,
+    }
+
+    /// A cluster to open below a store, or alone.
+    #[derive(Clone, Default)]
+    struct ClusterOptions {
+        /// redis://host:port,host:port. Empty: there is none.
+        url: String,
+        name: String,
+        fingerprint: String,
+        secret: Vec<u8>,
+        /// 0: values stay.
+        ttl_millis: u64,
+    }
+
+    /// A server of a cluster: what this process saw, and what it says of itself if it was asked.
+    struct ClusterServer {
+        address: String,
+        hits: u64,
+        misses: u64,
+        fills: u64,
+        dropped: u64,
+        forged: u64,
+        errors: u64,
+        bytes_read: u64,
+        bytes_written: u64,
+        resting: bool,
+        answers: bool,
+        samples: u64,
+        used_bytes: u64,
+        max_bytes: u64,
+        version: String,
+    }
+
+    /// A value that is known by a digest of its key.
+    struct NamedValue {
+        is_there: bool,
+        schema: Vec<u8>,
+        bytes: Vec<u8>,
     }
 
     /// What packing a record does.
@@ -385,6 +424,11 @@ pub mod ffi {
         too_large: u64,
         evicted: u64,
         unsupported: u64,
+        cluster_hits: u64,
+        cluster_misses: u64,
+        cluster_fills: u64,
+        cluster_dropped: u64,
+        cluster_errors: u64,
         filled: u64,
         used_bytes: u64,
         data_bytes: u64,
@@ -567,6 +611,11 @@ pub mod ffi {
         /// The options that lead to the same disk level; no path if there is none.
         fn disk_options(self: &Records) -> Result<DiskOptions>;
         fn disk_stats(self: &Records) -> Result<DiskStats>;
+        /// Puts a cluster below it, and below the disk.
+        fn open_cluster(self: &Records, options: &ClusterOptions) -> Result<()>;
+        /// The options that lead to the same cluster; no URL if there is none.
+        fn cluster_options(self: &Records) -> Result<ClusterOptions>;
+        fn cluster_servers(self: &Records, ask: bool) -> Result<Vec<ClusterServer>>;
         /// What the processes that count for that rank asked for.
         fn look_ups_of(self: &Records, rank: u32) -> Result<LookUps>;
         /// Whether a level below memory has that sample.
@@ -579,6 +628,19 @@ pub mod ffi {
         fn flush(self: &Records, nanos: u64) -> bool;
         /// What people should know of levels below, once.
         fn news_below(self: &Records) -> String;
+    }
+
+    extern "Rust" {
+        /// Values on servers, known by digests of their keys, in two halves.
+        type Servers;
+
+        fn open_servers(options: &ClusterOptions) -> Result<Box<Servers>>;
+        fn get(self: &Servers, high: u64, low: u64) -> Result<NamedValue>;
+        fn put(self: &Servers, high: u64, low: u64, schema: &[u8], bytes: &[u8]) -> bool;
+        fn flush(self: &Servers, nanos: u64) -> bool;
+        fn clear(self: &Servers) -> Result<()>;
+        fn news(self: &Servers) -> String;
+        fn servers(self: &Servers, ask: bool) -> Result<Vec<ClusterServer>>;
     }
 
     extern "Rust" {

@@ -61,6 +61,9 @@ impl Records {
                     (true, table) => Keys::OfTable(table),
                 },
             };
+            if self.cluster().is_some() {
+                return Err(argument("the disk is opened before the cluster".to_string()));
+            }
             let disk = DiskStore::open(&options)?;
             let below = Box::new(Disk::new(Arc::clone(&disk), compression));
             let levels = Levels::new(Arc::clone(store), vec![below]);

@@ -7,6 +7,7 @@
 mod acquiring;
 mod batches;
 mod bridge;
+mod cluster;
 mod disk;
 mod disk_folder;
 mod files;

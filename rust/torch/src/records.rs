@@ -9,6 +9,7 @@ use crate::handle::{
 };
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use stocache::cluster::ClusterStore;
 use stocache::disk::{Compression, DiskStore};
 use stocache::records::INLINE;
 use stocache::tiers::Levels;
@@ -22,6 +23,8 @@ pub struct Records {
     memory: Arc<Levels>,
     /// With the level below, once there is one: others may be using what was there before.
     with_disk: OnceLock<Below>,
+    /// With a cluster below that, likewise.
+    with_cluster: OnceLock<BelowAll>,
     opened: Opened,
 }
 
@@ -30,6 +33,14 @@ pub(crate) struct Below {
     pub(crate) levels: Arc<Levels>,
     pub(crate) disk: Arc<DiskStore>,
     pub(crate) compression: Compression,
+}
+
+/// Memory with a cluster below it and below the disk, if there is one.
+pub(crate) struct BelowAll {
+    levels: Arc<Levels>,
+    pub(crate) store: Arc<ClusterStore>,
+    /// As they were given.
+    pub(crate) options: ffi::ClusterOptions,
 }
 
 /// The least memory that a store for so many samples takes.
@@ -74,7 +85,8 @@ pub fn open_records(options: &ffi::RecordOptions) -> Result<Box<Records>> {
         };
         let (store, opened) = RecordStore::open(&request)?;
         let memory = Levels::new(store, Vec::new());
-        Ok(Box::new(Records { memory, with_disk: OnceLock::new(), opened }))
+        let (with_disk, with_cluster) = (OnceLock::new(), OnceLock::new());
+        Ok(Box::new(Records { memory, with_disk, with_cluster, opened }))
     })
 }
 
@@ -86,7 +98,11 @@ impl Records {
 
     /// The store and what is below it.
     pub fn levels(&self) -> &Arc<Levels> {
-        self.with_disk.get().map_or(&self.memory, |below| &below.levels)
+        match (self.with_cluster.get(), self.with_disk.get()) {
+            (Some(below), _) => &below.levels,
+            (None, Some(below)) => &below.levels,
+            (None, None) => &self.memory,
+        }
     }
 
     /// The level below it.
@@ -102,6 +118,21 @@ impl Records {
     /// From now on, with these levels; false if there is a level below already.
     pub(crate) fn put_below(&self, below: Below) -> bool {
         self.with_disk.set(below).is_ok()
+    }
+
+    /// The servers below it.
+    pub(crate) fn cluster(&self) -> Option<&BelowAll> {
+        self.with_cluster.get()
+    }
+
+    /// From now on, with these levels; false if there is a cluster already.
+    pub(crate) fn put_cluster(
+        &self,
+        levels: Arc<Levels>,
+        store: Arc<ClusterStore>,
+        options: ffi::ClusterOptions,
+    ) -> bool {
+        self.with_cluster.set(BelowAll { levels, store, options }).is_ok()
     }
 
     /// Where the record of sample `i` is.
@@ -177,6 +208,11 @@ impl Records {
             too_large: s.too_large,
             evicted: s.evicted,
             unsupported: s.unsupported,
+            cluster_hits: s.cluster_hits,
+            cluster_misses: s.cluster_misses,
+            cluster_fills: s.cluster_fills,
+            cluster_dropped: s.cluster_dropped,
+            cluster_errors: s.cluster_errors,
             filled: s.filled,
             used_bytes: s.used_bytes,
             data_bytes: s.data_bytes,

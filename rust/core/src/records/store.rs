@@ -73,6 +73,11 @@ pub struct StoreStats {
     pub too_large: u64,
     pub evicted: u64,
     pub unsupported: u64,
+    pub cluster_hits: u64,
+    pub cluster_misses: u64,
+    pub cluster_fills: u64,
+    pub cluster_dropped: u64,
+    pub cluster_errors: u64,
     /// Samples that are there at this moment.
     pub filled: u64,
     /// Bytes laid down, gaps included.
@@ -322,6 +327,11 @@ impl RecordStore {
             too_large: sum(Count::TooLarge),
             evicted: sum(Count::Evicted),
             unsupported: sum(Count::Unsupported),
+            cluster_hits: sum(Count::ClusterHits),
+            cluster_misses: sum(Count::ClusterMisses),
+            cluster_fills: sum(Count::ClusterFills),
+            cluster_dropped: sum(Count::ClusterDropped),
+            cluster_errors: sum(Count::ClusterErrors),
             filled: self.space().filled(),
             used_bytes: self.space().used_bytes(),
             data_bytes: self.geometry().data_bytes,

@@ -41,6 +41,16 @@ pub(crate) enum Count {
     Unsupported = 14,
     /// Reads and writes that failed.
     Errors = 15,
+    /// Samples that came from a cluster's servers.
+    ClusterHits = 16,
+    /// Samples that its servers were asked for in vain.
+    ClusterMisses = 17,
+    /// Samples given to its servers.
+    ClusterFills = 18,
+    /// Samples that its servers did not take.
+    ClusterDropped = 19,
+    /// Operations on a server that failed.
+    ClusterErrors = 20,
 }
 
 /// The counters of a segment.

@@ -72,7 +72,7 @@ pub use crate::segment::slots_layout::{MAX_DIMS, SlotsGeometry, SlotsLayout};
 pub use crate::segment::table_layout::{TableGeometry, TableLayout};
 
 /// The number of this format; part of a segment's name, so that versions never meet.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 const MAGIC: [u8; 8] = *b"stocache";
 const CHECKSUM_AT: usize = HEADER_BYTES - 8;
 const FLAG_KEEP: u32 = 1;
@@ -273,9 +273,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GOLDEN_CHECKSUM: u64 = 17_732_935_327_229_248_565;
+    const GOLDEN_CHECKSUM: u64 = 137_414_236_514_818_634;
 
-    const GOLDEN_CHECKSUM_OF_A_TABLE: u64 = 9_949_229_791_037_051_395;
+    const GOLDEN_CHECKSUM_OF_A_TABLE: u64 = 16_974_571_345_811_744_774;
 
     fn header() -> Header {
         Header {
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn header_bytes_of_this_format_are_these() {
         let bytes = header().encode().unwrap();
-        assert_eq!(&bytes[..16], b"stocache\x03\0\0\0\x03\0\0\0");
+        assert_eq!(&bytes[..16], b"stocache\x04\0\0\0\x03\0\0\0");
         assert_eq!(&bytes[16..24], &[4, 3, 2, 1, 0, 0, 0, 0]);
         assert_eq!(
             &bytes[32..64],
@@ -347,10 +347,10 @@ mod tests {
         assert_eq!(
             &bytes[192..224],
             &[
-                0, 0x30, 1, 0, 0, 0, 0, 0, // states at 77824
-                0, 0x40, 1, 0, 0, 0, 0, 0, // checks at 81920
-                0, 0x60, 1, 0, 0, 0, 0, 0, // data at 90112
-                0x60, 0x4a, 2, 0, 0, 0, 0, 0, // total 150112
+                0, 0x40, 1, 0, 0, 0, 0, 0, // states at 81920
+                0, 0x50, 1, 0, 0, 0, 0, 0, // checks at 86016
+                0, 0x70, 1, 0, 0, 0, 0, 0, // data at 94208
+                0x60, 0x5a, 2, 0, 0, 0, 0, 0, // total 154208
             ]
         );
         assert_eq!(u64::from_le_bytes(field(&bytes, 248)), GOLDEN_CHECKSUM);
@@ -359,14 +359,14 @@ mod tests {
     #[test]
     fn header_bytes_of_a_table_of_files_are_these() {
         let bytes = table().encode().unwrap();
-        assert_eq!(&bytes[..16], b"stocache\x03\0\0\0\0\0\0\0");
+        assert_eq!(&bytes[..16], b"stocache\x04\0\0\0\0\0\0\0");
         assert_eq!(&bytes[16..24], &[4, 3, 2, 1, 0, 0, 0, 0]);
         assert_eq!(&bytes[32..40], &[0xe8, 3, 0, 0, 0, 0, 0, 0]); // 1000 entries
         assert_eq!(&bytes[40..48], &[200, 0, 0, 0, 0, 0, 0, 0]); // 200 expected
         assert!(bytes[48..192].iter().all(|&byte| byte == 0));
         let offsets: Vec<u64> =
             (192..224).step_by(8).map(|at| u64::from_le_bytes(field(&bytes, at))).collect();
-        assert_eq!(offsets, [81_920, 2_187_264, 2_240_512, 2_297_856]); // states, index, entries, total
+        assert_eq!(offsets, [86_016, 2_191_360, 2_244_608, 2_301_952]); // states, index, entries, total
         assert_eq!(&bytes[240..244], &[2, 0, 0, 0]); // kind
         assert_eq!(u64::from_le_bytes(field(&bytes, 248)), GOLDEN_CHECKSUM_OF_A_TABLE);
     }

@@ -12,7 +12,7 @@ pub(crate) const NOTES_AT: usize = 1024;
 pub(crate) const NOTES_BYTES: usize = COUNTERS_AT - NOTES_AT;
 pub(crate) const COUNTERS_AT: usize = PAGE;
 pub(crate) const COUNTER_STRIPES: usize = 64;
-pub(crate) const COUNTER_STRIPE_BYTES: usize = 128;
+pub(crate) const COUNTER_STRIPE_BYTES: usize = 192;
 pub(crate) const LEASES_AT: usize = COUNTERS_AT + COUNTER_STRIPES * COUNTER_STRIPE_BYTES;
 pub(crate) const STATES_AT: u64 = (LEASES_AT + LEASES as usize * ENTRY_WORDS * 8) as u64;
 
@@ -27,6 +27,6 @@ const _: () = {
     assert!(FROZEN_AT / 64 != EPOCH_AT / 64, "the epoch has its own cache line");
     assert!(EPOCH_AT.is_multiple_of(8) && EPOCH_AT / 64 != TOLD_AT / 64);
     assert!(TOLD_AT + 4 <= NOTES_AT && NOTES_AT < COUNTERS_AT);
-    assert!(COUNTERS_AT.is_multiple_of(COUNTER_STRIPE_BYTES));
+    assert!(COUNTERS_AT.is_multiple_of(64) && COUNTER_STRIPE_BYTES.is_multiple_of(64));
     assert!(LEASES_AT.is_multiple_of(64) && STATES_AT.is_multiple_of(64));
 };

@@ -172,6 +172,14 @@ impl Acquiring {
                 filled[k].below = taken;
             }
         }
+        if self.levels.has_all_nodes() {
+            // Whatever this node has: others find it there.
+            let ours: Vec<usize> =
+                (0..filled.len()).filter(|&k| filled[k].memory != Put::StoredElsewhere).collect();
+            let given: Vec<_> = ours.iter().map(|&k| records[k]).collect();
+            let taken = self.levels.pass_on(&given, Levels::deadline());
+            ours.iter().zip(taken).for_each(|(&k, taken)| filled[k].below |= taken);
+        }
         records.iter().for_each(|&(index, ..)| self.abandon(index));
         Ok(filled)
     }
@@ -274,6 +282,9 @@ impl Acquiring {
             let State::Ours(store) = *state else { return Some(fetched) };
             // A write that fails leaves what came to the caller.
             let stays = store == Store::Caller && levels.rise(*index, &fetched);
+            if !stays && store != Store::Another {
+                levels.keep_near(*index, &fetched);
+            }
             if store == Store::Caller {
                 levels.memory().abandon(*index);
             }

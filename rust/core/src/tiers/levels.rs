@@ -41,6 +41,8 @@ pub struct Levels {
 /// One tier, and what this process saw of it.
 struct Level {
     tier: Box<dyn Tier>,
+    /// As the tier says it.
+    of_all_nodes: bool,
     /// Schemas that this process gave to it. Only tried to lock, as above.
     told: Mutex<Vec<u128>>,
     fetched: AtomicU64,
@@ -72,6 +74,8 @@ pub struct Fetched {
     memory: Pages,
     /// Where its bytes lie.
     at: Range<usize>,
+    /// Which of the levels below it came from.
+    from: usize,
 }
 
 impl Fetched {
@@ -84,7 +88,8 @@ impl Fetched {
 impl Levels {
     /// Memory alone, or with these tiers below it, the nearest first.
     pub fn new(memory: Arc<RecordStore>, below: Vec<Box<dyn Tier>>) -> Arc<Self> {
-        let level = |tier| Level {
+        let level = |tier: Box<dyn Tier>| Level {
+            of_all_nodes: tier.is_of_all_nodes(),
             tier,
             told: Mutex::default(),
             fetched: AtomicU64::new(0),
@@ -221,7 +226,7 @@ impl Levels {
     ) {
         let deadline = Self::deadline();
         let mut missing: Vec<usize> = (0..indices.len()).collect();
-        for level in &self.below {
+        for (from, level) in self.below.iter().enumerate() {
             if missing.is_empty() {
                 return;
             }
@@ -229,6 +234,7 @@ impl Levels {
             let mut arriving = Arriving {
                 levels: self,
                 tier: &*level.tier,
+                from,
                 wanted: vec![true; keys.len()],
                 keys: &keys,
                 deadline,
@@ -251,15 +257,52 @@ impl Levels {
         Instant::now() + DEADLINE
     }
 
-    /// Gives records to the levels below, each to the first that takes it; whether one did.
+    /// Gives records to the levels of this node, each to the first that takes it; whether one did.
     pub(super) fn pass_down(
         &self,
         records: &[(usize, u16, &[IoSlice<'_>])],
         deadline: Instant,
     ) -> Vec<bool> {
+        self.give_to(self.below.iter().filter(|level| !level.of_all_nodes), records, deadline)
+    }
+
+    /// Gives records to the levels of all nodes; whether one took it.
+    pub(super) fn pass_on(
+        &self,
+        records: &[(usize, u16, &[IoSlice<'_>])],
+        deadline: Instant,
+    ) -> Vec<bool> {
+        self.give_to(self.below.iter().filter(|level| level.of_all_nodes), records, deadline)
+    }
+
+    /// Puts a record that came from a level of all nodes, and found no room in memory, into those of this
+    /// node in front of it.
+    pub(super) fn keep_near(&self, index: usize, fetched: &Fetched) {
+        if self.is_from_afar(fetched) && fetched.from > 0 {
+            let parts = [IoSlice::new(fetched.bytes())];
+            self.pass_down(&[(index, fetched.schema, &parts)], Self::deadline());
+        }
+    }
+
+    /// Whether no level of this node has it.
+    pub(super) fn is_from_afar(&self, fetched: &Fetched) -> bool {
+        self.below[fetched.from].of_all_nodes
+    }
+
+    /// Whether there is a level of all nodes.
+    pub(super) fn has_all_nodes(&self) -> bool {
+        self.below.iter().any(|level| level.of_all_nodes)
+    }
+
+    fn give_to<'l>(
+        &self,
+        levels: impl Iterator<Item = &'l Level>,
+        records: &[(usize, u16, &[IoSlice<'_>])],
+        deadline: Instant,
+    ) -> Vec<bool> {
         let mut taken = vec![false; records.len()];
         let fingerprint = self.memory.segment().header().fingerprint;
-        for level in self.below.iter().filter(|level| level.tier.takes()) {
+        for level in levels.filter(|level| level.tier.takes()) {
             let mut which = Vec::new();
             let mut sealed = Vec::new();
             for (k, &(index, number, parts)) in
@@ -367,6 +410,8 @@ fn inline_schema(record: &[u8]) -> Option<&[u8]> {
 struct Arriving<'a> {
     levels: &'a Levels,
     tier: &'a dyn Tier,
+    /// Which of the levels that is.
+    from: usize,
     keys: &'a [u64],
     deadline: Instant,
     /// What has not come yet.
@@ -443,7 +488,7 @@ impl Arriving<'_> {
         let which = lent.which();
         self.wanted[which] = false;
         let (memory, at) = lent.into_memory();
-        let fetched = Fetched { schema, memory, at: at.start + HEAD..at.end };
+        let fetched = Fetched { schema, memory, at: at.start + HEAD..at.end, from: self.from };
         if let Some(unused) = (self.arrived)(which, fetched) {
             self.levels.reuse(unused);
         }

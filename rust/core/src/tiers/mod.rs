@@ -9,6 +9,7 @@
 //! | [`levels`] | memory and what is below it |
 //! | `classes` | which schemas may come from below |
 //! | `buffers` | memory that records are read into |
+//! | [`cluster`] | servers that all nodes reach as a level |
 //! | [`disk`] | files of a near disk as a level |
 //! | [`memory`] | memory as a level |
 //! | [`tier`] | what a level must do |
@@ -17,6 +18,7 @@ pub mod acquire;
 mod ahead;
 mod buffers;
 mod classes;
+pub mod cluster;
 pub mod disk;
 pub mod fetch;
 pub mod levels;
@@ -27,6 +29,7 @@ mod tests;
 pub mod tier;
 
 pub use acquire::{Acquiring, Filled};
+pub use cluster::Cluster;
 pub use disk::Disk;
 pub use fetch::Fetching;
 pub use levels::{Fetched, Levels};

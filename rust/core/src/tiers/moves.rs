@@ -10,15 +10,20 @@ use std::time::Instant;
 impl Levels {
     /// Whether what comes from below should be in memory: not if its room is for samples that are nowhere
     /// yet.
-    fn lets_rise(&self) -> bool {
+    fn lets_rise(&self, fetched: &Fetched) -> bool {
+        if self.is_from_afar(fetched) {
+            return true; // nowhere on this node
+        }
         let exclusive = self.filling_below().is_some() && !self.memory().recycles();
         !exclusive || self.holds_all_below()
     }
 
     /// Puts a record that came from below into memory, if it should be there and nobody else is at it.
     pub(super) fn claim_and_rise(&self, index: usize, fetched: &Fetched) {
-        if self.lets_rise() && self.memory().begin(index) == Claim::LoadAndStore {
-            self.rise(index, fetched);
+        if self.lets_rise(fetched) && self.memory().begin(index) == Claim::LoadAndStore {
+            if !self.rise(index, fetched) {
+                self.keep_near(index, fetched);
+            }
             self.memory().abandon(index);
         }
     }
@@ -26,7 +31,7 @@ impl Levels {
     /// Puts a claimed record that came from below into memory, if it should be there; whether it is. The
     /// claim stays.
     pub(super) fn rise(&self, index: usize, fetched: &Fetched) -> bool {
-        if !self.lets_rise() {
+        if !self.lets_rise(fetched) {
             return false;
         }
         let record = [IoSlice::new(fetched.bytes())];

@@ -65,6 +65,11 @@ pub trait Tier: Send + Sync {
         1
     }
 
+    /// Whether other nodes find what it has: then it gets all that is loaded, whatever levels of this node have.
+    fn is_of_all_nodes(&self) -> bool {
+        false
+    }
+
     /// Forgets all records.
     fn clear(&self) -> Result<()> {
         Ok(())

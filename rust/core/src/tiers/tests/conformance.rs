@@ -1,13 +1,16 @@
 //! What every tier must do, asked of each of them. A new tier is a line in `each_tier`.
 
+use super::super::cluster::Cluster;
 use super::super::memory::Memory;
 use super::super::tier::{Lent, Sealed, Sink, Tier};
 use super::pretence::{Pretence, Wrongs};
 use super::{FINGERPRINT, SCHEMA, Temporary, disk, disk_packed, memory, parts, value};
+use crate::cluster::tests::{Server, store};
 use crate::disk::Compression;
 use crate::records::portable::{self, HEAD, Head};
 use crate::sys::pages::Pages;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const SAMPLES: usize = 200;
@@ -20,6 +23,11 @@ fn each_tier(test: impl Fn(&dyn Tier)) {
     for compression in [Compression::Zstd, Compression::Lz4] {
         let folder = Temporary::new();
         test(&disk_packed(&folder, SAMPLES as u64, compression));
+    }
+    if let Some(server) = Server::start("") {
+        let url = format!("redis://127.0.0.1:{}", server.port);
+        let store = Arc::new(store(&url, b"secret", FINGERPRINT));
+        test(&Cluster::new(store, memory(4 << 20, SAMPLES as u64)));
     }
 }
 

@@ -1,0 +1,123 @@
+"""The cluster below a cache, as the user asks for it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote
+
+from stocache import _C
+from stocache._cluster import spawn
+from stocache._cluster.secret import secret
+from stocache.sizes import parse_size
+
+CAPACITY_PER_NODE = 107_374_182_400  # Bagua's
+_USE = 'use "redis://host:port,host:port", or "spawn" for a server on this node'
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Servers, as ``redis://…``."""
+
+    url: str
+    ttl: float | None
+
+    def arguments(self, name: str, fingerprint: str) -> tuple[str, str, str, bytes, int]:
+        """What the native side opens them with, for a dataset of that name."""
+        plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:100] or "dataset"
+        millis = 0 if self.ttl is None else max(1, int(self.ttl * 1000))
+        return (self.url, plain, fingerprint, secret(), millis)
+
+    def open_below(self, records: _C.Records, name: str, fingerprint: str) -> None:
+        records.open_cluster(*self.arguments(name, fingerprint))
+
+
+def checked(cluster: Any, capacity_per_node: Any = None, ttl: Any = None) -> Cluster | None:
+    """What was asked for, if anything. A server of this node is started, unless there is one."""
+    if cluster is None:
+        for what, value in (("capacity_per_node", capacity_per_node), ("ttl", ttl)):
+            if value is not None:
+                raise ValueError(f"{what}= needs cluster=; {_USE}")
+        return None
+    if not isinstance(cluster, str):
+        raise TypeError(f"cluster is {cluster!r}; {_USE}")
+    if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, (int, float))):
+        raise TypeError(f"ttl is {ttl!r}; a number of seconds is needed, or None")
+    if ttl is not None and not 0 < ttl < 1e9:
+        raise ValueError(f"ttl is {ttl}; use more than 0 seconds, or None to keep values")
+    if cluster == "spawn":
+        spawn.check_alone()
+        asked = CAPACITY_PER_NODE if capacity_per_node is None else capacity_per_node
+        return Cluster(spawn.join(parse_size("capacity_per_node", asked)), ttl)
+    if capacity_per_node is not None:
+        raise ValueError(
+            f"capacity_per_node is {capacity_per_node!r}, but the servers are running already; "
+            'set maxmemory there, or use cluster="spawn"'
+        )
+    if not cluster.startswith("redis"):
+        raise ValueError(f"cluster is {cluster!r}; {_USE}")
+    return Cluster(cluster, ttl)
+
+
+def url_of(hosts: Any) -> str:
+    """The servers of a list in Bagua's words: {"host": …, "port": …}."""
+    if not isinstance(hosts, (list, tuple)) or not hosts:
+        raise ValueError(
+            f'hosts is {hosts!r}; use a list such as [{{"host": "10.0.0.1", "port": "7000"}}], or '
+            "None for a server on this node"
+        )
+    return "redis://" + ",".join(_place(each) for each in hosts)
+
+
+def _place(host: Any) -> str:
+    if not isinstance(host, dict) or not {"host"} <= set(host) <= {
+        "host", "port", "username", "password",
+    }:  # fmt: skip
+        raise ValueError(
+            f'{host!r} in hosts is no server; use {{"host": "10.0.0.1", "port": "7000"}}, with '
+            '"username" and "password" if it asks for them'
+        )
+    name = str(host["host"])
+    name = f"[{name}]" if ":" in name else name
+    login = ""
+    if host.get("password"):
+        user, word = host.get("username") or "", host["password"]
+        login = f"{quote(str(user), safe='')}:{quote(str(word), safe='')}@"
+    return f"{login}{name}:{host.get('port', 6379)}"
+
+
+def of_words(
+    cluster: Any, capacity_per_node: Any, ttl: Any, *, backend: Any, hosts: Any,
+    cluster_mode: Any, dataset_name: Any, writer_buffer_size: Any,
+) -> Cluster | None:  # fmt: skip
+    """What was asked for, in our words or in Bagua's."""
+    check_writer_buffer_size(writer_buffer_size)
+    if dataset_name is not None and not isinstance(dataset_name, str):
+        raise TypeError(f"dataset_name is {dataset_name!r}; a str is needed")
+    if backend is None:
+        if hosts is not None:
+            raise ValueError('hosts= needs backend="redis"; or pass cluster="redis://host:port"')
+        return checked(cluster, capacity_per_node, ttl)
+    if cluster is not None:
+        raise ValueError("cluster and backend are both given; use one of them")
+    return replace(of_bagua(backend, hosts, cluster_mode, capacity_per_node), ttl=ttl)
+
+
+def check_writer_buffer_size(size: Any) -> None:
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"writer_buffer_size is {size!r}; a number of samples is needed")
+    if size < 0:
+        raise ValueError(f"writer_buffer_size is {size}; use 0 or more samples")
+
+
+def of_bagua(backend: Any, hosts: Any, cluster_mode: Any, capacity_per_node: Any) -> Cluster:
+    """The same in the words of Bagua."""
+    if backend != "redis":
+        raise ValueError(f'backend is {backend!r}; use "redis"')
+    if hosts is not None:
+        return Cluster(url_of(hosts), None)
+    if cluster_mode:
+        spawn.check_alone()
+    capacity = CAPACITY_PER_NODE if capacity_per_node is None else capacity_per_node
+    return Cluster(spawn.join(parse_size("capacity_per_node", capacity)), None)

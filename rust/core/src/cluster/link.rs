@@ -1,0 +1,348 @@
+//! One server, as one process uses it.
+//!
+//! ```text
+//!   connection    SET a  SET b  GET c  GET d  ───────► the server does them in this order
+//!                 owed: +OK  +OK  $… c  $… d  ◄───────
+//! ```
+//!
+//! Values to be written are sent without waiting, and their replies read later; who asks for a value on the same
+//! connection finds what was sent before. After trouble the connection is closed and the server left alone for a
+//! while, longer each time; then one operation tries again. A server that is full is still read from.
+
+use super::address::Address;
+use super::budget::{Budget, Trouble};
+use super::connection::{Connection, Reply};
+use std::time::{Duration, Instant};
+
+/// How long a server is left alone after trouble, at first and at most: one wait of 250 ms in five seconds is 5 %.
+const FIRST_REST: Duration = Duration::from_millis(if cfg!(test) { 400 } else { 5_000 });
+const LONGEST_REST: Duration = Duration::from_secs(60);
+/// How long nothing is written after a server did not take a value.
+const FULL_REST: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+/// Bytes that may wait to be sent to one server.
+const MOST_BEHIND: usize = 4 << 20;
+/// Values that may be sent and not answered.
+const MOST_OWED: u64 = 10_000;
+/// Bytes of values that are asked for and not read: some servers are half as fast with ten times as many.
+const IN_FLIGHT: usize = 600 << 10;
+const MOST_IN_FLIGHT: usize = 256;
+/// The longest value that servers take.
+pub const MAX_VALUE: usize = 512 << 20;
+
+/// What this process saw of a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // the names say it
+pub struct ServerStats {
+    pub address: String,
+    pub hits: u64,
+    pub misses: u64,
+    pub fills: u64,
+    /// Values that were not written, or of which nobody knows.
+    pub dropped: u64,
+    /// Values that nobody with the secret wrote for that sample.
+    pub forged: u64,
+    /// Times that it was in trouble.
+    pub errors: u64,
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+    /// Whether it is left alone now.
+    pub resting: bool,
+}
+
+/// What a value was.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found {
+    /// The record that was asked for.
+    Ours,
+    /// Nobody with the secret wrote it for that sample.
+    Forged,
+    /// A record that the caller has no use for.
+    Unwanted,
+}
+
+/// A sample that is wanted: its position, and the name of its value.
+pub(super) type Wanted = (usize, Vec<u8>);
+
+/// Reads a value of so many bytes, all of it.
+pub(super) type Arrived<'a> =
+    dyn FnMut(&mut Connection, &Wanted, usize, &mut Budget) -> Outcome<Found> + 'a;
+
+/// How an operation went on.
+pub(super) type Outcome<T> = Result<T, Trouble>;
+
+pub(super) struct Link {
+    connection: Option<Connection>,
+    /// Values that were sent and not answered.
+    owed: u64,
+    rest: Duration,
+    rests_until: Option<Instant>,
+    full_until: Option<Instant>,
+    /// What a value takes, about.
+    typical: usize,
+    pub(super) seen: ServerStats,
+    /// What people should know, until somebody tells them; each kind of it once.
+    pub(super) news: Option<String>,
+    told: [bool; 3],
+}
+
+/// Kinds of news.
+#[derive(Clone, Copy)]
+pub(super) enum Told {
+    Trouble,
+    Full,
+    Forged,
+}
+
+impl Link {
+    pub(super) fn new(address: &Address) -> Self {
+        Self {
+            connection: None,
+            owed: 0,
+            rest: FIRST_REST,
+            rests_until: None,
+            full_until: None,
+            typical: IN_FLIGHT / 4,
+            seen: ServerStats { address: address.to_string(), ..ServerStats::default() },
+            news: None,
+            told: [false; 3],
+        }
+    }
+
+    pub(super) fn is_resting(&self) -> bool {
+        self.rests_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Whether the server takes values now.
+    pub(super) fn takes(&self) -> bool {
+        !self.is_resting() && self.full_until.is_none_or(|until| Instant::now() >= until)
+    }
+
+    pub(super) fn tell(&mut self, what: Told, words: impl FnOnce(&str) -> String) {
+        if !std::mem::replace(&mut self.told[what as usize], true) {
+            self.news = Some(words(&self.seen.address));
+        }
+    }
+
+    /// The end of an operation: trouble closes the connection and begins a rest.
+    pub(super) fn settle<T>(&mut self, outcome: Outcome<T>) -> Option<T> {
+        match outcome {
+            Ok(done) => {
+                self.rest = FIRST_REST;
+                self.rests_until = None;
+                Some(done)
+            }
+            Err(trouble) => {
+                self.connection = None;
+                self.seen.dropped += std::mem::take(&mut self.owed);
+                if !matches!(trouble, Trouble::OutOfTime) {
+                    self.seen.errors += 1;
+                    self.rests_until = Some(Instant::now() + self.rest);
+                    self.rest = (self.rest * 2).min(LONGEST_REST);
+                    let words = trouble.in_words();
+                    self.tell(Told::Trouble, |server| {
+                        format!(
+                            "the server {server} {words}; samples are loaded without it, and it is \
+                             tried again now and then"
+                        )
+                    });
+                }
+                None
+            }
+        }
+    }
+
+    /// The connection, made now if need be.
+    fn connected(&mut self, address: &Address, budget: &mut Budget) -> Outcome<&mut Connection> {
+        if self.connection.is_none() {
+            self.connection = Some(Connection::open(address, budget)?);
+        }
+        self.connection.as_mut().ok_or(Trouble::Late)
+    }
+
+    // Writing
+
+    /// Takes a value to be written: its name, and the value in parts. False if the server is full.
+    pub(super) fn set(
+        &mut self,
+        address: &Address,
+        name: &[u8],
+        parts: &[&[u8]],
+        ttl_ms: u64,
+        budget: &mut Budget,
+    ) -> Outcome<bool> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        self.connected(address, budget)?;
+        loop {
+            self.settle_owed(budget)?;
+            let Some(connection) = &mut self.connection else { return Err(Trouble::Late) };
+            let unsent = connection.unsent();
+            let behind = unsent > 0 && unsent + len > MOST_BEHIND;
+            if !behind && self.owed < MOST_OWED {
+                break;
+            }
+            // Room by waiting: for what is to be sent, or for answers.
+            connection.send(budget)?;
+            if self.owed >= MOST_OWED {
+                self.read_owed(budget)?;
+            }
+        }
+        if !self.takes() {
+            return Ok(false);
+        }
+        let Some(connection) = &mut self.connection else { return Err(Trouble::Late) };
+        let ttl = ttl_ms.to_string();
+        connection.begin(if ttl_ms == 0 { 3 } else { 5 });
+        connection.word(&[b"SET"]);
+        connection.word(&[name]);
+        connection.word(parts);
+        if ttl_ms != 0 {
+            connection.word(&[b"PX"]);
+            connection.word(&[ttl.as_bytes()]);
+        }
+        self.owed += 1;
+        self.seen.bytes_written += len as u64;
+        connection.try_send()?;
+        Ok(true)
+    }
+
+    /// Reads answers to what was written, as far as they are there.
+    fn settle_owed(&mut self, budget: &mut Budget) -> Outcome<()> {
+        while self.owed > 0 {
+            let Some(connection) = &mut self.connection else { return Ok(()) };
+            if !connection.has_reply()? {
+                return Ok(());
+            }
+            self.read_one_owed(budget)?; // the rest of a short line is there, or is about to be
+        }
+        Ok(())
+    }
+
+    fn read_owed(&mut self, budget: &mut Budget) -> Outcome<()> {
+        while self.owed > 0 {
+            self.read_one_owed(budget)?;
+        }
+        Ok(())
+    }
+
+    fn read_one_owed(&mut self, budget: &mut Budget) -> Outcome<()> {
+        let Some(connection) = &mut self.connection else { return Err(Trouble::Late) };
+        match connection.reply(budget)? {
+            Reply::Simple => self.seen.fills += 1,
+            Reply::Error(words) => {
+                self.seen.dropped += 1;
+                self.full_until = Some(Instant::now() + FULL_REST);
+                self.tell(Told::Full, |server| {
+                    format!(
+                        "the server {server} takes no more samples (it says {words:?}); what it has \
+                         is used"
+                    )
+                });
+            }
+            _ => return Err(Trouble::Nonsense("a value with something else")),
+        }
+        self.owed -= 1;
+        Ok(())
+    }
+
+    /// Waits until all that was sent is answered.
+    pub(super) fn flush(&mut self, budget: &mut Budget) -> Outcome<()> {
+        let Some(connection) = &mut self.connection else { return Ok(()) };
+        connection.send(budget)?;
+        self.read_owed(budget)
+    }
+
+    /// Whether anything was sent and not answered.
+    pub(super) fn is_behind(&self) -> bool {
+        self.owed > 0
+    }
+
+    // Reading
+
+    /// Asks for the first of these values, without waiting for the answers: how many.
+    pub(super) fn ask(
+        &mut self,
+        address: &Address,
+        wanted: &[Wanted],
+        budget: &mut Budget,
+    ) -> Outcome<usize> {
+        let asked = self.window().min(wanted.len());
+        let connection = self.connected(address, budget)?;
+        wanted[..asked].iter().for_each(|(_, name)| connection.queue(&[b"GET", name]));
+        connection.try_send()?;
+        Ok(asked)
+    }
+
+    /// How many values may be asked for and not read.
+    fn window(&self) -> usize {
+        (IN_FLIGHT / self.typical.max(1)).clamp(2, MOST_IN_FLIGHT)
+    }
+
+    /// Gets these values, of which so many were asked for. `arrived` reads each that is there, all of it.
+    pub(super) fn receive(
+        &mut self,
+        wanted: &[Wanted],
+        mut asked: usize,
+        budget: &mut Budget,
+        arrived: &mut Arrived<'_>,
+    ) -> Outcome<()> {
+        self.catch_up(budget)?;
+        for (got, one) in wanted.iter().enumerate() {
+            let window = self.window();
+            let Some(connection) = &mut self.connection else { return Err(Trouble::Late) };
+            if asked < wanted.len() && asked - got <= window / 2 {
+                let more = wanted.len().min(got + window);
+                wanted[asked..more].iter().for_each(|(_, name)| connection.queue(&[b"GET", name]));
+                asked = more;
+                connection.send(budget)?;
+            }
+            match connection.reply(budget)? {
+                Reply::Nil => self.seen.misses += 1,
+                Reply::Bulk(len) if len <= MAX_VALUE => {
+                    let found = arrived(connection, one, len, budget)?;
+                    self.typical = (self.typical * 7 + len) / 8;
+                    self.seen.bytes_read += len as u64;
+                    match found {
+                        Found::Ours => self.seen.hits += 1,
+                        Found::Unwanted => self.seen.misses += 1,
+                        Found::Forged => self.note_forged(),
+                    }
+                }
+                Reply::Bulk(_) => return Err(Trouble::Nonsense("more than there can be")),
+                Reply::Error(words) => return Err(Trouble::Refusal(words)),
+                _ => return Err(Trouble::Nonsense("a question with something else")),
+            }
+        }
+        Ok(())
+    }
+
+    fn note_forged(&mut self) {
+        self.seen.misses += 1;
+        self.seen.forged += 1;
+        self.tell(Told::Forged, |server| {
+            format!(
+                "the server {server} has values under our names that nobody with this job's secret \
+                 wrote; they are left alone, and such samples loaded: give all nodes the same secret \
+                 (STOCACHE_SECRET, or the same file)"
+            )
+        });
+    }
+
+    /// Sends what is left, and reads the answers to all that was written before: what comes next is the first
+    /// value.
+    fn catch_up(&mut self, budget: &mut Budget) -> Outcome<&mut Connection> {
+        let Some(connection) = &mut self.connection else { return Err(Trouble::Late) };
+        connection.send(budget)?;
+        self.read_owed(budget)?;
+        self.connection.as_mut().ok_or(Trouble::Late)
+    }
+
+    /// The connection for a command of another kind, with nothing owed on it.
+    pub(super) fn clean(
+        &mut self,
+        address: &Address,
+        budget: &mut Budget,
+    ) -> Outcome<&mut Connection> {
+        self.connected(address, budget)?;
+        self.catch_up(budget)
+    }
+}

@@ -1,0 +1,29 @@
+//! Records on servers that speak Redis's protocol: Redis, Valkey.
+//!
+//! | module | role |
+//! | --- | --- |
+//! | `store` | all servers, as this process uses them |
+//! | `link` | one server: what was asked of it and not answered, and its rest after trouble |
+//! | `connection` | bytes to and from a server, with a bound on all waiting |
+//! | `budget` | how long a server may be waited for |
+//! | `value` | a record as it lies on a server: with its schema, and a tag that proves who wrote it |
+//! | `placement` | which server has which sample |
+//! | `address` | servers as people write them |
+//!
+//! A server is believed nothing. What it says is bounded before memory is taken for it; a reply that is out
+//! of step ends the connection; a value counts only if its tag says that somebody with the job's secret wrote
+//! it for this very sample. Trouble is a miss, and costs one wait until the server's rest is over.
+
+mod address;
+mod budget;
+mod connection;
+mod link;
+mod placement;
+mod store;
+#[cfg(test)]
+pub(crate) mod tests;
+mod value;
+
+pub use address::{Address, parse_addresses};
+pub use link::{MAX_VALUE, ServerStats};
+pub use store::{ClusterOptions, ClusterStore, Holding, Received, Receiver};

@@ -1,0 +1,68 @@
+"""Real servers for the tests of the cluster, on loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+from stocache._cluster import spawn
+
+
+class Server:
+    """A server of its own port, without a password unless ``config`` has one."""
+
+    def __init__(self, config: str = "") -> None:
+        try:
+            program = spawn.find_program()
+        except RuntimeError as error:
+            pytest.skip(f"{error}; nothing of the cluster is covered with a real server")
+        self.port = spawn._free_port()
+        lines = f'port {self.port}\nbind 127.0.0.1\nsave ""\nappendonly no\n{config}\n'
+        self.process = subprocess.Popen(
+            [program, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/"
+        )
+        self.process.stdin.write(lines.encode())
+        self.process.stdin.close()
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                assert self.process.poll() is None, "the server ended"
+                time.sleep(0.02)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    @property
+    def host(self) -> dict[str, str]:
+        return {"host": "127.0.0.1", "port": str(self.port)}
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+
+
+def ask(port: int, *words: str | bytes, login: tuple[str, str] | None = None) -> list[bytes]:
+    """The lines of the answers of a server, to a login and to one command."""
+    commands = ([("AUTH", *login)] if login else []) + [words]
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        for command in commands:
+            parts = [word.encode() if isinstance(word, str) else word for word in command]
+            sent = b"*%d\r\n" % len(parts)
+            connection.sendall(sent + b"".join(b"$%d\r\n%s\r\n" % (len(p), p) for p in parts))
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while more := connection.recv(1 << 16):
+            answer += more
+    return answer.split(b"\r\n")[:-1]

@@ -1,0 +1,482 @@
+"""Samples on servers that several nodes share: real servers, on loopback."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from servers import Server, ask
+from stocache import CachedDataset, CacheLoader, DataLoader, RedisStore
+from stocache._cluster import spawn
+from torch.utils.data import Dataset
+
+
+class Counted(Dataset):
+    """Says how often it was asked, also by its workers."""
+
+    def __init__(self, length=64):
+        self.length = length
+        self.loads = torch.zeros(length, dtype=torch.int64).share_memory_()
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.loads[index] += 1
+        return torch.full((300,), index, dtype=torch.int32), index
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch, tmp_path):
+    monkeypatch.setenv("STOCACHE_SECRET", "words of the tests")
+    monkeypatch.setenv("STOCACHE_CLUSTER_TIMEOUT", "5")  # whatever else this machine does
+    monkeypatch.setattr(spawn.tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.stop()
+
+
+def node(dataset, url, **options):
+    """A node has memory of its own; what is said of the data is the same on all."""
+    options = {"fingerprint": "one", "name": None, "probe": 0, "verbose": False, **options}
+    memory = options.pop("memory", "16MiB")
+    return CachedDataset(dataset, memory, cluster=url, **options)
+
+
+def check(samples):
+    for index, (tensor, label) in enumerate(samples):
+        assert label == index
+        assert torch.equal(tensor, torch.full((300,), index, dtype=torch.int32))
+
+
+def count(told, word):
+    return sum(word in str(each.message) for each in told)
+
+
+def test_what_one_node_loaded_another_finds(server):
+    source = Counted()
+    with node(source, server.url) as first:
+        check(first[i] for i in range(64))
+        check(first.__getitems__(list(range(64))))
+        assert source.loads.tolist() == [1] * 64
+        assert first.flush()
+        stats = first.stats()
+        assert (stats.cluster.fills, stats.cluster.hits, stats.cluster.errors) == (64, 0, 0)
+    other = Counted()
+    with node(other, server.url) as second:
+        check(second.__getitems__(list(range(64))))
+        check(second[i] for i in range(64))
+        stats = second.stats()
+    assert other.loads.sum() == 0
+    assert (stats.cluster.hits, stats.filled, stats.misses) == (64, 64, 0), "from there to memory"
+
+
+def test_other_data_is_not_found(server):
+    with node(Counted(), server.url) as first:
+        check(first[i] for i in range(64))
+    for other in ({"fingerprint": "two"}, {"name": "other-name"}):
+        source = Counted()
+        with node(source, server.url, **other) as second:
+            check(second[i] for i in range(64))
+        assert source.loads.tolist() == [1] * 64
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, DataLoader])
+def test_what_workers_load_is_there_when_they_have_ended(server, context, loader):
+    with node(Counted(), server.url, memory="4MiB") as first:
+        batches = loader(first, batch_size=8, num_workers=2, multiprocessing_context=context)
+        assert sorted(torch.cat([label for _, label in batches]).tolist()) == list(range(64))
+        assert first.cache_loader.num_keys() == 64
+    other = Counted()
+    with node(other, server.url) as second:
+        batches = loader(second, batch_size=8, num_workers=2, multiprocessing_context=context)
+        assert torch.cat([label for _, label in batches]).tolist() == list(range(64))
+        assert second.stats().cluster.hits == 64
+    assert other.loads.sum() == 0
+
+
+def test_a_disk_in_front_gets_what_comes_from_the_servers(server, tmp_path):
+    with node(Counted(), server.url) as first:
+        check(first[i] for i in range(64))
+    # Memory for a few samples alone.
+    options = {"memory": 1, "disk": "64MiB", "disk_path": tmp_path / "disk"}
+    source = Counted()
+    with node(source, server.url, **options) as second:
+        check(second[i] for i in range(64))
+        assert second.flush()
+        filled = second.stats().disk.filled + second.stats().filled
+        assert filled == 64
+        check(second[i] for i in range(64))
+        assert second.stats().cluster.hits == 64, "asked once for each"
+    assert source.loads.sum() == 0
+
+
+def test_values_of_others_are_misses_and_told_once(server, monkeypatch):
+    with node(Counted(), server.url) as first:
+        check(first[i] for i in range(64))
+    monkeypatch.setenv("STOCACHE_SECRET", "others")
+    source = Counted()
+    with node(source, server.url) as second, pytest.warns(RuntimeWarning, match="secret") as told:
+        check(second[i] for i in range(64))
+    assert len(told) == 1
+    assert source.loads.tolist() == [1] * 64
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os.system, ("echo executed > executed",))
+
+
+def test_planted_pickles_are_never_executed(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with node(Counted(), server.url) as first:
+        check(first[i] for i in range(64))
+        first.flush()
+    names = [line for line in ask(server.port, "KEYS", "*") if line.startswith(b"stocache:")]
+    assert len(names) == 64
+    for name in names:
+        ask(server.port, "SET", name, pickle.dumps(Bomb()))
+    source = Counted()
+    with node(source, server.url) as second, pytest.warns(RuntimeWarning, match="secret"):
+        check(second[i] for i in range(64))
+    assert source.loads.tolist() == [1] * 64
+    assert not Path("executed").exists()
+    pickle.loads(pickle.dumps(Bomb()))  # the control: it would
+    assert Path("executed").exists()
+
+
+def test_a_stopped_server_costs_one_warning_and_no_sample(server):
+    with node(Counted(), server.url, memory=1) as dataset:
+        check(dataset[i] for i in range(64))
+        dataset.flush()
+        server.signal(signal.SIGSTOP)
+        with pytest.warns(RuntimeWarning, match="does not answer in time") as told:
+            for _ in range(3):
+                check(dataset[i] for i in range(64))
+        assert count(told, "server") == 1
+        errors = dataset.stats().cluster.errors
+        assert 1 <= errors <= 2, "left alone after that"
+
+
+def test_a_killed_server_costs_one_warning_and_no_sample(server):
+    with node(Counted(), server.url, memory=1) as dataset:
+        check(dataset[i] for i in range(64))
+        server.stop()
+        with pytest.warns(RuntimeWarning, match="cannot be reached") as told:
+            check(dataset[i] for i in range(64))
+        assert count(told, "server") == 1
+
+
+def test_no_server_at_all_is_no_error():
+    port = spawn._free_port()
+    warned = pytest.warns(RuntimeWarning, match="cannot be reached")
+    with warned as told, node(Counted(), f"redis://127.0.0.1:{port}") as dataset:
+        check(dataset[i] for i in range(64))
+        check(dataset[i] for i in range(64))
+    assert len(told) == 1
+
+
+def test_what_was_asked_for_wrongly_is_told():
+    for cluster, words in (
+        ("10.0.0.1:7000", 'use "redis://host:port,host:port"'),
+        ("redis://", "there is no host"),
+        ("rediss://a:1", "TLS"),
+        (7, 'use "redis://host:port,host:port"'),
+    ):
+        with pytest.raises((ValueError, TypeError), match=words) as raised:
+            node(Counted(), cluster)
+        assert "\n" not in str(raised.value).split("\nException raised from")[0]
+    with pytest.raises(ValueError, match="needs cluster="):
+        CachedDataset(Counted(), "16MiB", ttl=3)
+    with pytest.raises(ValueError, match="already"):
+        node(Counted(), "redis://a:1", capacity_per_node="1GiB")
+    with pytest.raises(ValueError, match='use "redis"'):
+        CachedDataset(Counted(), backend="memcached")
+    with pytest.raises(ValueError, match="hosts"):
+        CacheLoader(hosts=[])
+
+
+def test_a_secret_that_others_may_read_is_refused(monkeypatch, tmp_path):
+    monkeypatch.delenv("STOCACHE_SECRET")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    node(Counted(), "redis://127.0.0.1:1").close()
+    file = tmp_path / "stocache" / "secret"
+    assert file.stat().st_mode & 0o777 == 0o600
+    first = file.read_bytes()
+    assert len(first) == 64
+    node(Counted(), "redis://127.0.0.1:1").close()
+    assert file.read_bytes() == first
+    file.chmod(0o644)
+    with pytest.raises(ValueError, match="chmod 600"):
+        node(Counted(), "redis://127.0.0.1:1")
+
+
+# In the words of Bagua
+
+
+def test_the_dataset_of_bagua(server):
+    source = Counted()
+    options = {"hosts": [server.host], "fingerprint": "one", "verbose": False, "probe": 0}
+    first = CachedDataset(source, backend="redis", dataset_name="ds", **options)
+    check(first[i] for i in range(64))
+    assert first.cache_loader.num_keys() == 64
+    assert first.dataset is source
+    other = CachedDataset(Counted(), backend="redis", dataset_name="ds2", **options)
+    check(other[i] for i in range(64))
+    assert (first.cache_loader.num_keys(), other.cache_loader.num_keys()) == (64, 64)
+    source = Counted()
+    again = CachedDataset(source, "redis", "ds", **options)
+    check(again[i] for i in range(64))
+    assert source.loads.sum() == 0
+
+
+def test_the_loader_of_bagua(server):
+    loads = []
+
+    def load(key):
+        loads.append(key)
+        return None if key == 3 else {"key": torch.tensor([key]), "name": f"{key}"}
+
+    for _ in range(2):
+        loader = CacheLoader(backend="redis", dataset_name="pano", hosts=[server.host])
+        for key in range(10):
+            value = loader.get(key, load)
+            assert value is None if key == 3 else value["key"].item() == key
+        assert loader.get("4", load)["name"] == "4", "1 and '1' are one"
+        assert loader.num_keys() == 10
+    assert loads == list(range(10))
+    other = CacheLoader(dataset_name="other", hosts=[server.host])
+    assert other.get(1, lambda key: b"bytes") == b"bytes"
+    assert other.num_keys() == 11, "all of the store"
+    with pytest.raises(ValueError, match="memcached"):
+        CacheLoader(backend="memcached")
+
+
+def test_the_store_of_bagua(server):
+    store = RedisStore(hosts=[server.host])
+    assert store.status()
+    assert store.get("a") is None
+    store.mset({"a": b"1", "b": [1, 2.5, "x"]})
+    assert store.mget(["b", "a", "c"]) == [[1, 2.5, "x"], b"1", None]
+    again = pickle.loads(pickle.dumps(store))
+    assert again.num_keys() == 2 and again.get("a") == b"1"
+    ask(server.port, "SET", "not-ours", "x")
+    store.clear()
+    assert (store.num_keys(), again.get("a")) == (0, None)
+    assert ask(server.port, "GET", "not-ours")[1] == b"x", "what is not ours stays"
+    store.shutdown()
+    server.stop()
+    with pytest.warns(RuntimeWarning, match="cannot be reached"):
+        assert again.get("a", 7) == 7
+    assert not again.status()
+
+
+def test_what_cannot_be_kept_is_loaded_and_told_once(server):
+    loader = CacheLoader(hosts=[server.host])
+    with pytest.warns(RuntimeWarning, match="not kept") as told:
+        for key in range(3):
+            assert isinstance(loader.get(key, lambda key: Bomb()), Bomb)
+    assert len(told) == 1
+
+
+# A server of this node
+
+USER = """
+    import sys, tempfile
+    tempfile.tempdir = sys.argv[1]
+    from stocache._cluster import spawn
+    print(spawn.join(1 << 26), flush=True)
+    sys.stdin.read()
+"""
+
+
+def start_user(folder):
+    program = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(USER), str(folder)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return program, program.stdout.readline().strip()
+
+
+def wait_until(what):
+    for _ in range(600):
+        if what():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it does not come to pass")
+
+
+def processes(word):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_bytes()
+        except OSError:
+            continue
+        if word in text:
+            found.append(int(path.parent.name))
+    return found
+
+
+def listens(port):
+    """The addresses at which somebody listens on that port."""
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            place, state = line.split()[1], line.split()[3]
+            if state == "0A" and int(place.split(":")[1], 16) == port:
+                found.append(place.split(":")[0])
+    return found
+
+
+@pytest.fixture
+def program():
+    try:
+        return spawn.find_program()
+    except RuntimeError as error:
+        pytest.skip(f"{error}; spawned servers are not covered")
+
+
+def test_a_spawned_server_is_not_exposed_and_goes_with_its_last_user(program, tmp_path):
+    first, url = start_user(tmp_path)
+    second, same = start_user(tmp_path)
+    try:
+        assert url == same, "one server for a node"
+        password, port = url.split(":")[2].split("@")[0], int(url.split(":")[-1])
+        assert listens(port) == ["0100007F"], "loopback alone"
+        assert processes(password.encode()) == [], "in nobody's arguments"
+        assert ask(port, "GET", "stocache:x")[0].startswith(b"-NOAUTH")
+        login = ("stocache", password)
+        assert ask(port, "SET", "stocache:x", "y", login=login) == [b"+OK", b"+OK"]
+        for command in (
+            ("CONFIG", "GET", "*"), ("EVAL", "return 1", "0"), ("FLUSHALL",), ("MODULE", "LIST"),
+            ("ACL", "LIST"), ("DEBUG", "SLEEP", "0"), ("SHUTDOWN",), ("KEYS", "*"),
+            ("GET", "other"), ("SET", "other", "x"),
+        ):  # fmt: skip
+            assert ask(port, *command, login=login)[1].startswith(b"-"), command
+        first.kill()
+        second.send_signal(signal.SIGSTOP)
+        time.sleep(2)
+        assert listens(port), "a user that is stopped is one"
+        second.kill()
+        wait_until(lambda: not listens(port))
+        folder = tmp_path / f"stocache-server-{os.geteuid()}"
+        wait_until(lambda: not processes(str(folder).encode()))
+        assert not (folder / "address").exists()
+    finally:
+        for user in (first, second):
+            user.kill()
+            user.wait()
+            user.stdin.close()
+            user.stdout.close()
+
+
+def test_a_spawned_server_ends_with_its_supervisor_and_the_next_user_starts_another(
+    program, tmp_path
+):
+    user, url = start_user(tmp_path)
+    port = int(url.split(":")[-1])
+    try:
+        (supervisor,) = [
+            int(Path(path).parent.name)
+            for path in Path("/proc").glob("[0-9]*/stat")
+            if "supervisor" in _arguments(path) and _has_open(path, tmp_path)
+        ]
+        os.kill(supervisor, signal.SIGKILL)
+        wait_until(lambda: not listens(port))
+        other, again = start_user(tmp_path)
+        assert again != url
+        other.kill()
+        other.wait()
+        other.stdin.close()
+        other.stdout.close()
+        wait_until(lambda: listens(int(again.split(":")[-1])))
+    finally:
+        user.kill()
+        user.wait()
+        user.stdin.close()
+        user.stdout.close()
+    wait_until(lambda: not listens(int(again.split(":")[-1])))
+
+
+def _arguments(path):
+    try:
+        return (Path(path).parent / "cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def _has_open(path, folder):
+    try:
+        links = [os.readlink(link) for link in (Path(path).parent / "fd").iterdir()]
+    except OSError:
+        return False
+    return any(link.startswith(str(folder)) for link in links)
+
+
+def test_a_dataset_with_a_server_of_its_own(program, tmp_path):
+    script = """
+        import sys, tempfile
+        tempfile.tempdir = sys.argv[1]
+        import torch
+        from stocache import CachedDataset, CacheLoader
+        data = [(torch.full((9,), i), i) for i in range(20)]
+        given = {"capacity_per_node": 64 << 20, "probe": 0, "verbose": False}
+        one = CachedDataset(data, "16MiB", cluster="spawn", name="one", **given)
+        two = CachedDataset(data, backend="redis", dataset_name="ds", cluster_mode=False, **given)
+        for dataset in (one, two):
+            assert [label for _, label in dataset] == list(range(20))
+        assert two.cache_loader.num_keys() == 20
+        (server,) = one.cluster_servers()
+        assert server["samples"] == 20 and server["max_bytes"] == 64 << 20, server
+        loader = CacheLoader(dataset_name="pano", hosts=None, capacity_per_node=64 << 20)
+        assert loader.get(3, lambda key: key * 2) == 6 and loader.get("3", None) == 6
+        print(server["address"])
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", textwrap.dedent(script),
+         str(tmp_path)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    port = int(done.stdout.split(":")[-1])
+    wait_until(lambda: not listens(port))
+
+
+def test_servers_are_not_spawned_for_several_nodes(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="one node only"):
+        node(Counted(), "spawn")
+
+
+def test_another_capacity_than_that_of_the_server_is_told(program, tmp_path):
+    user, _ = start_user(tmp_path)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            url = spawn.join(1 << 27)
+        assert len(told) == 1 and "64.0 MiB" in str(told[0].message)
+    finally:
+        user.kill()
+        user.wait()
+        user.stdin.close()
+        user.stdout.close()
+        for fd in spawn._held.values():
+            os.close(fd)
+        spawn._held.clear()
+    wait_until(lambda: not listens(int(url.split(":")[-1])))
