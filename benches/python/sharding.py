@@ -74,7 +74,8 @@ def planned(mode: str, capacity: int) -> Visits:
     nodes = [Report(k * RANKS, str(k), of, capacity + k * 10_000, 0, 1000.0) for k in range(NODES)]
     share = share_of(rank, of, nodes, True)
     return Visits(
-        share.first, share.held, share.holder, share.step, share.offset, of.seed, 0, True
+        share.first, share.held, share.holder, share.step, share.offset, share.visits, of.seed, 0,
+        True,
     )  # fmt: skip
 
 
@@ -84,16 +85,17 @@ def _plan(mode: str, answer: Any) -> None:
     began = time.perf_counter()
     planned(mode, 900_000_000)
     took = time.perf_counter() - began
-    answer.put((took, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
+    answer.send((took, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
 
 
 def plan(table: Table, progress: Any, rounds: int) -> None:
     context = multiprocessing.get_context("fork")
     for mode in ("rank", "node"):
-        answer = context.SimpleQueue()
-        process = context.Process(target=_plan, args=(mode, answer))
+        answer, ask = context.Pipe(duplex=False)
+        process = context.Process(target=_plan, args=(mode, ask))
         process.start()
-        took, more = answer.get()
+        ask.close()  # so that its end is noticed
+        took, more = answer.recv()
         process.join()
         what = f'planning {SAMPLES:.0e} samples over {NODES} nodes of {RANKS} ranks, "{mode}"'
         table.at_most(f"{what}: time", took, 2, show_seconds(took), " s")
@@ -104,7 +106,7 @@ def index(table: Table, progress: Any, rounds: int) -> None:
     """From the number of a visit to the sample of the dataset."""
     visits = planned("rank", 1 << 62)
     deal = Deal(SAMPLES, 1, 13, True)
-    numbers = torch.arange(100_000) % visits.held
+    numbers = torch.arange(100_000) % visits.count
     sides = {
         "visit": timed(lambda: visits.positions(numbers)),
         "both": timed(lambda: deal.in_order(0, len(numbers))),
