@@ -23,7 +23,7 @@ PYTEST_JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 PYTEST := -m pytest -q -n $(PYTEST_JOBS) --dist worksteal -p no:cacheprovider
 
 .PHONY: help demo demo-cpp test test-long rust-tests test-rust test-python test-ecosystem test-wheel \
-        test-torch test-torch-all test-tch lint bench bench-peers bench-ffcv bench-core build wheel clean
+        test-torch test-torch-all test-tch lint format bench bench-peers bench-ffcv bench-core build wheel clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,12 @@ lint: build ## Formatting, clippy, ruff, mypy, clang-format
 	$(PY) -m mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
 
+format: $(VENV)/.deps ## Put all sources into the form that lint asks for
+	cargo fmt --all
+	$(PY) -m ruff check -q --fix $(PYTHON) || true
+	$(PY) -m ruff format -q $(PYTHON)
+	$(VENV)/bin/clang-format -i $(CPP)
+
 # All tables, also if one misses a target.
 bench: build ## Print the speed tables: peers and limits in the same run
 	missed=0; \
@@ -108,6 +114,7 @@ bench: build ## Print the speed tables: peers and limits in the same run
 	$(PY) benches/python/sharding.py || missed=1; \
 	$(PY) benches/python/file_cache.py || missed=1; \
 	$(PY) benches/python/disk.py || missed=1; \
+	$(PY) benches/python/cluster.py || missed=1; \
 	exit $$missed
 
 bench-peers: build ## Warm epochs through a DataLoader, with a plot
