@@ -25,9 +25,9 @@ import stocache
 import torch
 from measure import Table, interleave, machine_line, run, show_seconds, timed
 from stocache import BiLevelCachedDataset, CachedDataset, LazyShardDataset
-from stocache._sharding.ranks import Rank
 from stocache._sharding.shard import Deal, Visits
 from stocache._sharding.shares import Report, Terms, share_of
+from stocache._sharing.ranks import Rank
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 

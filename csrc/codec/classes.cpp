@@ -13,15 +13,25 @@ std::string dotted(PyObject* module_name, const std::vector<Ref>& path) {
 }
 
 Ref find(PyObject* module_name, const std::vector<Ref>& path) {
-  Ref found(PyImport_GetModule(module_name));
-  if (!found || found.get() == Py_None) {
-    if (PyErr_Occurred()) throw python_error();
-    found = Ref(PyImport_Import(module_name));
+  const auto inside = [&](Ref module) {
+    for (size_t i = 0; module && i < path.size(); ++i) {
+      module = Ref(PyObject_GetAttr(module.get(), path[i].get()));
+    }
+    return module;
+  };
+  // Nearly always it is there. Not by PyImport_GetModule, which asks whether another thread is at
+  // importing it; of `__main__` that is an error to make and to forget each time.
+  PyObject* modules = PyImport_GetModuleDict();
+  PyObject* module =
+      PyDict_Check(modules) ? PyDict_GetItemWithError(modules, module_name) : nullptr;
+  if (module && module != Py_None) {
+    if (Ref found = inside(Ref::to(module))) return found;
   }
-  for (size_t i = 0; found && i < path.size(); ++i) {
-    found = Ref(PyObject_GetAttr(found.get(), path[i].get()));
+  if (PyErr_Occurred()) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw python_error();
+    PyErr_Clear();
   }
-  if (found) return found;
+  if (Ref found = inside(Ref(PyImport_Import(module_name)))) return found;
   if (!PyErr_ExceptionMatches(PyExc_Exception)) throw python_error();
   const std::string why = pending_error();
   PyErr_Clear();

@@ -13,6 +13,7 @@
 #include "python/shards.h"
 #include "python/support.h"
 #include "stocache-torch/src/bridge.rs.h"
+#include "tensor/one_thread.h"
 
 namespace {
 
@@ -116,11 +117,18 @@ PyObject* sweep(PyObject*, PyObject*) {
   return guarded([&] { return names(bridge::sweep()); });
 }
 
+// on_one_thread(function): what it returns. Operators of torch that it calls use no other threads.
+PyObject* on_one_thread(PyObject*, PyObject* function) {
+  const OneThread one;
+  return PyObject_CallNoArgs(function);
+}
+
 PyMethodDef module_methods[] = {
     {"sweep", sweep, METH_NOARGS, nullptr},
     {"fingerprint_of", fingerprint_of, METH_O, nullptr},
     {"free_memory", free_memory, METH_NOARGS, nullptr},
     {"hash_bytes", hash_bytes, METH_O, nullptr},
+    {"on_one_thread", on_one_thread, METH_O, nullptr},
     {"list_caches", list_caches, METH_NOARGS, nullptr},
     {"remove_cache", remove_cache, METH_VARARGS, nullptr},
     {"describe_cache", describe_cache, METH_VARARGS, nullptr},

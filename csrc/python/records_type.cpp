@@ -12,6 +12,7 @@
 #include "python/indices.h"
 #include "python/records.h"
 #include "python/servers_type.h"
+#include "python/shards.h"
 #include "python/shared_batches.h"
 #include "python/support.h"
 
@@ -320,16 +321,24 @@ PyObject* get(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   });
 }
 
-// gather(indices, threads, shared): a batch in the making.
+// gather(indices, threads, shared, visits=None): a batch in the making. With visits the indices are
+// numbers of these.
 PyObject* gather(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   std::vector<int64_t> indices;
   int64_t threads = 1;
-  if (nargs != 3 || !to_indices(args[0], indices) || !to_index(args[1], threads)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "gather(indices, threads, shared)");
+  if (nargs < 3 || nargs > 4 || !to_indices(args[0], indices) || !to_index(args[1], threads)) {
+    if (!PyErr_Occurred()) {
+      PyErr_SetString(PyExc_TypeError, "gather(indices, threads, shared, visits=None)");
+    }
     return nullptr;
   }
-  return guarded(
-      [&] { return make_gathering({opened(self)}, {}, indices, threads, args[2] == Py_True); });
+  bridge::Visits visits;
+  const bool has_visits = nargs == 4 && args[3] != Py_None;
+  if (has_visits && !to_visits(args[3], visits)) return nullptr;
+  return guarded([&] {
+    if (has_visits && !indices.empty()) put_positions(indices, visits);
+    return make_gathering({opened(self)}, {}, indices, threads, args[2] == Py_True);
+  });
 }
 
 // stack(samples, threads, shared): what default_collate makes of a list of samples, or MISS if it

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "api/errors.h"
 #include "python/support.h"
@@ -72,10 +73,14 @@ PyObject* open_servers(PyObject* self, PyObject* args) {
 struct Digest {
   uint64_t high = 0, low = 0;
 
+  explicit Digest(const char* bytes) {
+    std::memcpy(&low, bytes, 8);
+    std::memcpy(&high, bytes + 8, 8);
+  }
+
   explicit Digest(const Py_buffer& bytes) {
     TORCH_CHECK_VALUE(bytes.len == 16, "a digest has 16 bytes, not ", bytes.len);
-    std::memcpy(&low, bytes.buf, 8);
-    std::memcpy(&high, static_cast<const char*>(bytes.buf) + 8, 8);
+    *this = Digest(static_cast<const char*>(bytes.buf));
   }
 };
 
@@ -95,19 +100,43 @@ PyObject* bytes_of(const ::rust::Vec<uint8_t>& bytes) {
                                    static_cast<Py_ssize_t>(bytes.size()));
 }
 
-// get(digest) -> (schema, bytes), or None.
-PyObject* get(PyObject* self, PyObject* args) {
+// get_many(digests, one after the other) -> for each (schema, bytes), or None.
+PyObject* get_many(PyObject* self, PyObject* args) {
+  Buffer digests;
+  if (!PyArg_ParseTuple(args, "y*", &digests.bytes)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const auto servers = opened(self);
+    const auto length = static_cast<size_t>(digests.bytes.len);
+    TORCH_CHECK_VALUE(length % 16 == 0, "digests have 16 bytes each; ", length, " are none");
+    std::vector<uint64_t> halves;
+    for (size_t at = 0; at < length; at += 16) {
+      const Digest key(static_cast<const char*>(digests.bytes.buf) + at);
+      halves.insert(halves.end(), {key.high, key.low});
+    }
+    const auto found = translated([&] {
+      WithoutGil free;
+      return (*servers)->get_many({halves.data(), halves.size()});
+    });
+    PyObject* list = PyList_New(0);
+    for (const auto& value : found) {
+      PyObject* item = value.is_there
+                           ? Py_BuildValue("(NN)", bytes_of(value.schema), bytes_of(value.bytes))
+                           : Py_NewRef(Py_None);
+      if (!list || !item || PyList_Append(list, item) != 0) return nullptr;
+      Py_DECREF(item);
+    }
+    return list;
+  });
+}
+
+// address_of(digest): the server that has the value.
+PyObject* address_of(PyObject* self, PyObject* args) {
   Buffer digest;
   if (!PyArg_ParseTuple(args, "y*", &digest.bytes)) return nullptr;
   return guarded([&]() -> PyObject* {
     const auto servers = opened(self);
     const Digest key(digest.bytes);
-    const auto found = translated([&] {
-      WithoutGil free;
-      return (*servers)->get(key.high, key.low);
-    });
-    if (!found.is_there) Py_RETURN_NONE;
-    return Py_BuildValue("(NN)", bytes_of(found.schema), bytes_of(found.bytes));
+    return PyUnicode_FromString(std::string((*servers)->address_of(key.high, key.low)).c_str());
   });
 }
 
@@ -181,7 +210,8 @@ PyObject* close_servers(PyObject* self, PyObject*) {
 
 PyMethodDef methods[] = {
     {"open", open_servers, METH_VARARGS, nullptr},
-    {"get", get, METH_VARARGS, nullptr},
+    {"get_many", get_many, METH_VARARGS, nullptr},
+    {"address_of", address_of, METH_VARARGS, nullptr},
     {"put", put, METH_VARARGS, nullptr},
     {"flush", flush, METH_O, nullptr},
     {"clear", clear, METH_NOARGS, nullptr},

@@ -42,30 +42,46 @@ PyObject* deal_out(PyObject*, PyObject* args) {
   });
 }
 
-// permuted(numbers, length, seed, purpose, part): what has these positions in the order of that
-// key; an int for an int, a tensor for a tensor or a sequence.
-PyObject* permuted(PyObject*, PyObject* args) {
-  PyObject* numbers = nullptr;
-  long long length = 0;
-  unsigned long long seed = 0, purpose = 0, part = 0;
-  if (!PyArg_ParseTuple(args, "OLKKK", &numbers, &length, &seed, &purpose, &part)) return nullptr;
+// A negative number is a very large one there, and none of anything.
+rust::Slice<uint64_t> slice(int64_t* numbers, size_t count) {
+  return {reinterpret_cast<uint64_t*>(numbers), count};
+}
+
+// Puts others in the place of numbers: an int for an int, a tensor for a tensor or a sequence.
+template <typename Change>
+PyObject* changed(PyObject* numbers, Change change) {
   return guarded([&]() -> PyObject* {
-    const std::array<uint64_t, 3> key{seed, purpose, part};
-    const auto permute = [&](int64_t* data, size_t count) {
-      translated([&] { bridge::permute({data, count}, length, key); });
-    };
     if (PyLong_CheckExact(numbers)) {
       int64_t number = value_of(numbers);
-      permute(&number, 1);
+      translated([&] { change(slice(&number, 1)); });
       return PyLong_FromLongLong(number);
     }
     std::vector<int64_t> found;
     if (!to_indices(numbers, found)) return nullptr;
     at::Tensor tensor = at::empty({static_cast<int64_t>(found.size())}, at::kLong);
-    std::copy(found.begin(), found.end(), tensor.mutable_data_ptr<int64_t>());
-    if (!found.empty()) permute(tensor.mutable_data_ptr<int64_t>(), found.size());
+    if (!found.empty()) {
+      translated([&] { change(slice(found.data(), found.size())); });
+      std::copy(found.begin(), found.end(), tensor.mutable_data_ptr<int64_t>());
+    }
     return THPVariable_Wrap(tensor);
   });
+}
+
+// permuted(numbers, length, seed, purpose, part): what has these positions in the order of that key
+PyObject* permuted(PyObject*, PyObject* args) {
+  PyObject* numbers = nullptr;
+  unsigned long long length = 0, seed = 0, purpose = 0, part = 0;
+  if (!PyArg_ParseTuple(args, "OKKKK", &numbers, &length, &seed, &purpose, &part)) return nullptr;
+  const std::array<uint64_t, 3> key{seed, purpose, part};
+  return changed(numbers, [&](auto given) { bridge::permute(given, length, key); });
+}
+
+// visited(numbers, visits): the positions of these visits of a rank
+PyObject* visited(PyObject*, PyObject* args) {
+  PyObject *numbers = nullptr, *of = nullptr;
+  bridge::Visits visits;
+  if (!PyArg_ParseTuple(args, "OO", &numbers, &of) || !to_visits(of, visits)) return nullptr;
+  return changed(numbers, [&](auto given) { bridge::visit(given, visits); });
 }
 
 // count_for(rank): this process, and those it forks, count for that rank of the node.
@@ -80,10 +96,32 @@ PyMethodDef functions[] = {
     {"count_for", count_for, METH_O, nullptr},
     {"deal_out", deal_out, METH_VARARGS, nullptr},
     {"permuted", permuted, METH_VARARGS, nullptr},
+    {"visited", visited, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace
+
+bool to_visits(PyObject* object, bridge::Visits& visits) {
+  unsigned long long count = 0, step = 0, offset = 0, first = 0, held = 0, seed = 0, purpose = 0,
+                     part = 0;
+  int shuffle = 0;
+  if (!PyTuple_Check(object)) {
+    PyErr_SetString(PyExc_TypeError, "visits are a tuple");
+    return false;
+  }
+  if (!PyArg_ParseTuple(object, "KKKKKKKKp", &count, &step, &offset, &first, &held, &seed, &purpose,
+                        &part, &shuffle)) {
+    return false;
+  }
+  visits = {count,       step, offset, first, held, std::array<uint64_t, 3>{seed, purpose, part},
+            shuffle != 0};
+  return true;
+}
+
+void put_positions(std::vector<int64_t>& numbers, const bridge::Visits& visits) {
+  translated([&] { bridge::visit(slice(numbers.data(), numbers.size()), visits); });
+}
 
 bool add_shards(PyObject* module) { return PyModule_AddFunctions(module, functions) == 0; }
 

@@ -19,13 +19,13 @@ from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.attributes import check_forwarded, defines_items_anew
 from stocache._dataset.batches import Loads
 from stocache._dataset.stats import CachedDatasetStats
-from stocache._sharding import ranks as _ranks
-from stocache._sharding.ranks import whole
 from stocache._sharding.shard import Deal, Shard, Visits, chunk_of, rows_of, shard_of
 from stocache._sharding.shares import Report, Share, Terms, check_agreement, share_of
+from stocache._sharing import ranks as _ranks
 from stocache._sharing.disk import Keys, free_on_disk
 from stocache._sharing.fingerprint import fingerprint as look_at
 from stocache._sharing.launcher import find_job
+from stocache._sharing.ranks import whole
 from stocache.bilevel import Counter, Level
 from stocache.cached_dataset import CachedDataset
 from stocache.planner import SECONDS, Plan, measured, say

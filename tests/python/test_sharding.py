@@ -22,7 +22,7 @@ import torch
 from samples import complaint
 from sources import Counted, Fixed, Together
 from stocache import _C, CachedDataset, LazyShardDataset
-from stocache._sharding.ranks import presumed, rank_and_ranks
+from stocache._sharing.ranks import presumed, rank_and_ranks
 from torch.utils.data import DataLoader, Subset
 
 HERE = Path(__file__).parent

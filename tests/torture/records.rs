@@ -10,7 +10,7 @@ use crate::processes::{Child, Random, Tally, adopt_orphans, request, unique, wai
 use crate::tear::{FILLS, READS, TORN, kill};
 use crate::{Run, Verdict};
 use std::io::IoSlice;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use stocache::{Claim, Geometry, Put, RecordStore, RecordsGeometry, Request};
 
 pub const SAMPLES: u64 = 400;
@@ -153,7 +153,13 @@ fn room_comes_back(store: &RecordStore, random: &mut Random, tally: &Tally) -> R
                 visit(store, &mut theirs, tally);
             }
         });
-        std::thread::sleep(Duration::from_micros(random.below(3_000)));
+        // Where processes are slow to start it would else be stopped before it wrote anything.
+        let wrote = tally.get(FILLS);
+        let began = Instant::now();
+        while tally.get(FILLS) == wrote && began.elapsed() < Duration::from_secs(5) {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_micros(random.below(1_000)));
         writer.stop();
         store.clear().map_err(|error| error.to_string())?;
         drop(writer);

@@ -136,8 +136,9 @@ class Begun:
         """Those that are not in memory; None if the batch cannot be gathered at all."""
         source = gatherer.source
         try:
-            self._located = self._where = located = source.locate(indices)
+            located = source.locate(indices)
             self._gathering = source.gather(located, gatherer.threads)
+            self._located = self._where = located
         except Exception:  # when its turn comes, it will be the dataset's
             return
         self.rows = self._gathering.missing()
@@ -145,7 +146,7 @@ class Begun:
             self._count_from_start()
         if gatherer.prepares and self.rows == []:
             self._circumstances = os.getpid(), Modes.now()
-            rows = len(self._located.indices)
+            rows = len(located.given)
             self._ahead = gatherer.ahead(self._prepared, rows, self._circumstances[1])
 
     def finish(self, answers: list[Rest | None] | None = None) -> Any:

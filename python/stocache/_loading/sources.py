@@ -26,17 +26,27 @@ Indices = list[Any] | Tensor
 class Located:
     """Where the rows of a batch are."""
 
-    __slots__ = ("indices", "visits", "which")
+    __slots__ = ("_positions", "given", "visits", "which")
 
     def __init__(
         self,
-        indices: Indices,
+        given: Indices,
         which: list[int] | Tensor | None = None,
         visits: Visits | None = None,
     ) -> None:
-        self.indices = indices  # in the CachedDataset of each row
-        self.which = which  # the number of that; None if there is but one
-        self.visits = visits  # of which epoch, where that matters
+        self.given = given  # indices, or which visits of a rank they are
+        self.which = which  # the number of each row's CachedDataset; None if there is but one
+        self.visits = visits
+        self._positions: Tensor | None = None
+
+    @property
+    def indices(self) -> Indices:
+        """In the CachedDataset of each row."""
+        if self.visits is None:
+            return self.given
+        if self._positions is None:
+            self._positions = self.visits.positions(self.given)
+        return self._positions
 
     def numbers(self) -> tuple[list[int], list[int] | None]:
         """To be compared, in another process too."""
@@ -93,7 +103,8 @@ class Source:
         """A batch in the making; the rows that are in memory are copied from now on."""
         if located.which is None:
             records: _C.Records = self.parts[0]._stocache.records
-            return records.gather(located.indices, threads, shared)
+            visits = None if located.visits is None else located.visits.order
+            return records.gather(located.given, threads, shared, visits)
         stores: list[_C.Records] = [samples.records for samples in self.samples]
         return _C.gather_from(stores, located.which, located.indices, threads, shared)
 
@@ -132,8 +143,7 @@ class _Visited(Source):
             numbers = indices.numbers
         else:
             numbers = _as_tensor(self._dataset.counted_from_start(indices))
-        visits = self._dataset.visits()
-        return Located(visits.positions(numbers), visits=visits)
+        return Located(numbers, visits=self._dataset.visits())
 
     def is_as_it_was(self, located: Located) -> bool | None:
         return located.visits is self._dataset.visits()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,22 +59,19 @@ class Visits:
     shuffle: bool
 
     def position(self, number: int) -> int:
-        at = self.offset + number * self.step
-        return self.first + (_C.permuted(at, *self._key()) if self.shuffle else at)
+        return _C.visited(number, self.order)
 
-    def positions(self, numbers: Tensor) -> Tensor:
+    def positions(self, numbers: Tensor | Sequence[int]) -> Tensor:
         """An IndexError if one of them is none of the rank's: beside them are those of others."""
-        if len(numbers):
-            least, most = (int(number) for number in numbers.aminmax())
-            if least < 0 or most >= self.count:
-                raise IndexError(f"indices {least} to {most} of {self.count} samples of this rank")
-        at = numbers if self.step == 1 else self.offset + numbers * self.step
-        if self.shuffle:
-            at = _C.permuted(at, *self._key())
-        return at + self.first if self.first else at
+        return _C.visited(numbers, self.order)
 
-    def _key(self) -> tuple[int, int, int, int]:
-        return self.held, self.seed, _EPOCH + self.epoch, self.holder
+    @functools.cached_property
+    def order(self) -> tuple[int, int, int, int, int, int, int, int, bool]:
+        """For those who compute positions natively."""
+        return (
+            self.count, self.step, self.offset, self.first, self.held, self.seed,
+            _EPOCH + self.epoch, self.holder, self.shuffle,
+        )  # fmt: skip
 
 
 class Shard(Dataset[Any]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from stocache import _C
-from stocache._sharding.ranks import Rank
+from stocache._sharing.ranks import Rank
 from stocache.planner import in_room
 from stocache.sizes import show_bytes
 

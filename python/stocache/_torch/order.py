@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from stocache import _C
+
 # So many batches are cut out of the order in one call.
 _AT_ONCE = 64
 
@@ -53,20 +55,26 @@ def _drawn(batches: BatchSampler, sampler: RandomSampler | SequentialSampler) ->
     samples = len(sampler.data_source)
     generator = None
     if isinstance(sampler, SequentialSampler):
-        order = torch.arange(samples, device="cpu")
+        order = _C.on_one_thread(lambda: torch.arange(samples, device="cpu"))
     else:
         generator = sampler.generator
         own = generator
         if own is None:
             own = torch.Generator()
             own.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        order = torch.randperm(samples, generator=own).cpu()
+        order = _permutation(samples, own)
     full = samples // size * size
     for first in range(0, full, _AT_ONCE * size):
         for numbers in order[first : min(full, first + _AT_ONCE * size)].view(-1, size).unbind():
             yield Drawn(numbers)
     if generator is not None:
         # torch draws once more before it finds that there are enough.
-        torch.randperm(samples, generator=generator)
+        _permutation(samples, generator)
     if full < samples and not batches.drop_last:
         yield Drawn(order[full:])
+
+
+def _permutation(samples: int, generator: torch.Generator) -> torch.Tensor:
+    """On one thread: the others that torch would wake for a moment's work look for more of it for
+    milliseconds, on the processors that are to copy the first batches."""
+    return _C.on_one_thread(lambda: torch.randperm(samples, generator=generator).cpu())

@@ -95,6 +95,8 @@ pub(crate) enum Fault {
     TrustServers,
     /// Use the connections of the process that forked this one.
     InheritConnections,
+    /// Take a value for missing that a server says is elsewhere.
+    IgnoreMoved,
     /// Let records that ask for pickle travel.
     PicklesTravel,
     /// Take classes from below that nobody of this node has stored.
@@ -274,6 +276,17 @@ mod controls {
         is_caught(
             Fault::InheritConnections,
             &["cluster::tests::a_forked_child_has_connections_of_its_own"],
+        );
+    }
+
+    #[test]
+    fn asking_the_wrong_server_only_is_caught() {
+        is_caught(
+            Fault::IgnoreMoved,
+            &[
+                "cluster::tests::native::servers_of_a_native_cluster_are_one_store",
+                "cluster::tests::native::slots_that_move_while_they_are_read_are_found",
+            ],
         );
     }
 

@@ -25,7 +25,7 @@ use crate::schema::{
     dims_bytes, image_mode, is_palette_mode, numpy_dtype, parse_schema, pixels_bytes,
     tensor_itemsize,
 };
-use crate::shards::{count_for, deal_out, permute};
+use crate::shards::{count_for, deal_out, permute, visit};
 
 #[cxx::bridge(namespace = "stocache::bridge")]
 pub mod ffi {
@@ -635,7 +635,9 @@ pub mod ffi {
         type Servers;
 
         fn open_servers(options: &ClusterOptions) -> Result<Box<Servers>>;
-        fn get(self: &Servers, high: u64, low: u64) -> Result<NamedValue>;
+        fn get_many(self: &Servers, digests: &[u64]) -> Result<Vec<NamedValue>>;
+        /// The server that has the value of a key.
+        fn address_of(self: &Servers, high: u64, low: u64) -> String;
         fn put(self: &Servers, high: u64, low: u64, schema: &[u8], bytes: &[u8]) -> bool;
         fn flush(self: &Servers, nanos: u64) -> bool;
         fn clear(self: &Servers) -> Result<()>;
@@ -765,6 +767,17 @@ pub mod ffi {
         capacity: u64,
     }
 
+    /// What a rank visits in one epoch; see `stocache::shards`.
+    struct Visits {
+        count: u64,
+        step: u64,
+        offset: u64,
+        first: u64,
+        held: u64,
+        key: [u64; 3],
+        shuffle: bool,
+    }
+
     /// Consecutive positions.
     struct Stretch {
         start: u64,
@@ -782,7 +795,9 @@ pub mod ffi {
             agreed: bool,
         ) -> Result<Vec<Stretch>>;
         /// Puts in the place of each number the one that has its position in the order of that key.
-        fn permute(numbers: &mut [i64], len: i64, key: &[u64; 3]) -> Result<()>;
+        fn permute(numbers: &mut [u64], len: u64, key: &[u64; 3]) -> Result<()>;
+        /// Puts in the place of each number the position of that visit.
+        fn visit(numbers: &mut [u64], visits: &Visits) -> Result<()>;
     }
 
     extern "Rust" {

@@ -28,8 +28,9 @@ fn opened(options: &ffi::ClusterOptions) -> Result<Arc<ClusterStore>> {
 /// What this process saw of each server and, if they are asked, what they hold.
 fn servers_of(store: &ClusterStore, ask: bool) -> Vec<ffi::ClusterServer> {
     let holdings = if ask { store.holdings() } else { Vec::new() };
-    let of = |(at, seen): (usize, stocache::cluster::ServerStats)| {
-        let holding = holdings.get(at).cloned().unwrap_or_default();
+    let of = |seen: stocache::cluster::ServerStats| {
+        let holding = holdings.iter().find(|holding| holding.address == seen.address);
+        let holding = holding.cloned().unwrap_or_default();
         ffi::ClusterServer {
             address: seen.address,
             hits: seen.hits,
@@ -48,7 +49,7 @@ fn servers_of(store: &ClusterStore, ask: bool) -> Vec<ffi::ClusterServer> {
             version: holding.version,
         }
     };
-    store.stats().into_iter().enumerate().map(of).collect()
+    store.stats().into_iter().map(of).collect()
 }
 
 impl Records {
@@ -93,13 +94,23 @@ fn digest(high: u64, low: u64) -> u128 {
 }
 
 impl Servers {
-    pub fn get(&self, high: u64, low: u64) -> Result<ffi::NamedValue> {
+    /// The halves of each digest stand beside each other, the high one first.
+    pub fn get_many(&self, digests: &[u64]) -> Result<Vec<ffi::NamedValue>> {
         guard(|| {
-            let found = self.0.get_value(digest(high, low), Instant::now() + PATIENCE);
-            let is_there = found.is_some();
-            let (schema, bytes) = found.unwrap_or_default();
-            Ok(ffi::NamedValue { is_there, schema, bytes })
+            let keys: Vec<u128> =
+                digests.chunks_exact(2).map(|halves| digest(halves[0], halves[1])).collect();
+            let of = |found: Option<(Vec<u8>, Vec<u8>)>| {
+                let is_there = found.is_some();
+                let (schema, bytes) = found.unwrap_or_default();
+                ffi::NamedValue { is_there, schema, bytes }
+            };
+            let found = self.0.get_values(&keys, Instant::now() + PATIENCE);
+            Ok(found.into_iter().map(of).collect())
         })
+    }
+
+    pub fn address_of(&self, high: u64, low: u64) -> String {
+        calm(String::new(), || self.0.address_of(digest(high, low)))
     }
 
     pub fn put(&self, high: u64, low: u64, schema: &[u8], bytes: &[u8]) -> bool {

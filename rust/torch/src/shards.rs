@@ -2,7 +2,7 @@
 
 use crate::bridge::ffi;
 use crate::guard::{Crossing, calm, guard};
-use stocache::shards::{self, Permutation};
+use stocache::shards::{self, Order, Permutation};
 use stocache::{Error, Kind};
 
 type Result<T> = std::result::Result<T, Crossing>;
@@ -26,16 +26,29 @@ pub fn deal_out(
     })
 }
 
-pub fn permute(numbers: &mut [i64], len: i64, key: &[u64; 3]) -> Result<()> {
+// Numbers come as C++ has them: a negative one is a very large one here.
+
+pub fn permute(numbers: &mut [u64], len: u64, key: &[u64; 3]) -> Result<()> {
     guard(|| {
-        let order = Permutation::new(len.max(0) as u64, *key);
-        for number in numbers {
-            if !(0..len).contains(number) {
-                let message = format!("{number} is no position of {len}");
-                return Err(Error::new(Kind::Index, message).into());
-            }
-            *number = order.at(*number as u64) as i64;
+        if let Some(outside) = numbers.iter().find(|number| **number >= len) {
+            let message = format!("{} is no position of {len}", *outside as i64);
+            return Err(Error::new(Kind::Index, message).into());
         }
+        Permutation::new(len, *key).put_each(numbers);
         Ok(())
+    })
+}
+
+pub fn visit(numbers: &mut [u64], visits: &ffi::Visits) -> Result<()> {
+    guard(|| {
+        let order = match visits.shuffle {
+            true => Order::Shuffled(Permutation::new(visits.held, visits.key)),
+            false => Order::AsTheyLie(visits.held),
+        };
+        let &ffi::Visits { count, step, offset, first, .. } = visits;
+        shards::Visits { count, step, offset, first, order }.put_positions(numbers).map_err(|it| {
+            let message = format!("index {} of {count} samples of this rank", it as i64);
+            Error::new(Kind::Index, message).into()
+        })
     })
 }

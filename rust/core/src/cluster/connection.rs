@@ -14,6 +14,8 @@ use std::time::Instant;
 const BUFFER: usize = 64 << 10;
 /// No line of a reply that we ask for is longer, save the words of an error, which may be cut.
 const LONGEST_LINE: usize = 4 << 10;
+/// Of the words of an error: a name of a host fits.
+const LONGEST_WORDS: usize = 300;
 /// Memory for commands that is kept.
 const KEPT_OUT: usize = 8 << 20;
 
@@ -150,7 +152,9 @@ impl Connection {
         };
         match kind {
             b'+' => Ok(Reply::Simple),
-            b'-' => Ok(Reply::Error(text.chars().filter(|c| !c.is_control()).take(200).collect())),
+            b'-' => Ok(Reply::Error(
+                text.chars().filter(|c| !c.is_control()).take(LONGEST_WORDS).collect(),
+            )),
             b':' => Ok(Reply::Number(number()?)),
             b'$' if rest == b"-1" => Ok(Reply::Nil),
             b'$' => Ok(Reply::Bulk(length(number()?)?)),

@@ -12,6 +12,7 @@
 use super::address::Address;
 use super::budget::{Budget, Trouble};
 use super::connection::{Connection, Reply};
+use super::slots::{Elsewhere, Map, Refused, read_map};
 use std::time::{Duration, Instant};
 
 /// How long a server is left alone after trouble, at first and at most: one wait of 250 ms in five seconds is 5 %.
@@ -60,8 +61,25 @@ pub(super) enum Found {
     Unwanted,
 }
 
-/// A sample that is wanted: its position, and the name of its value.
-pub(super) type Wanted = (usize, Vec<u8>);
+/// A sample that is wanted.
+#[derive(Clone)]
+pub(super) struct Wanted {
+    /// Its position among all that are.
+    pub(super) which: usize,
+    /// Of its value.
+    pub(super) name: Vec<u8>,
+    /// Another server sent us, for this time: its slot is on its way here.
+    pub(super) asking: bool,
+}
+
+impl Wanted {
+    fn ask(&self, connection: &mut Connection) {
+        if self.asking {
+            connection.queue(&[b"ASKING"]);
+        }
+        connection.queue(&[b"GET", &self.name]);
+    }
+}
 
 /// Reads a value of so many bytes, all of it.
 pub(super) type Arrived<'a> =
@@ -76,13 +94,17 @@ pub(super) struct Link {
     owed: u64,
     rest: Duration,
     rests_until: Option<Instant>,
+    /// When it was in trouble last.
+    troubled: Option<Instant>,
     full_until: Option<Instant>,
     /// What a value takes, about.
     typical: usize,
+    /// Whether it did not take or have a value because of its slot.
+    turned_away: bool,
     pub(super) seen: ServerStats,
     /// What people should know, until somebody tells them; each kind of it once.
     pub(super) news: Option<String>,
-    told: [bool; 3],
+    told: [bool; 4],
 }
 
 /// Kinds of news.
@@ -91,6 +113,7 @@ pub(super) enum Told {
     Trouble,
     Full,
     Forged,
+    NoSlots,
 }
 
 impl Link {
@@ -100,11 +123,13 @@ impl Link {
             owed: 0,
             rest: FIRST_REST,
             rests_until: None,
+            troubled: None,
             full_until: None,
             typical: IN_FLIGHT / 4,
+            turned_away: false,
             seen: ServerStats { address: address.to_string(), ..ServerStats::default() },
             news: None,
-            told: [false; 3],
+            told: [false; 4],
         }
     }
 
@@ -112,9 +137,19 @@ impl Link {
         self.rests_until.is_some_and(|until| Instant::now() < until)
     }
 
+    /// Whether it was in trouble since then: one operation waits for it once.
+    pub(super) fn was_in_trouble_since(&self, began: Instant) -> bool {
+        self.troubled.is_some_and(|at| at >= began)
+    }
+
     /// Whether the server takes values now.
     pub(super) fn takes(&self) -> bool {
         !self.is_resting() && self.full_until.is_none_or(|until| Instant::now() >= until)
+    }
+
+    /// Whether what is known of slots was wrong, since this was asked last.
+    pub(super) fn was_turned_away(&mut self) -> bool {
+        std::mem::take(&mut self.turned_away)
     }
 
     pub(super) fn tell(&mut self, what: Told, words: impl FnOnce(&str) -> String) {
@@ -136,6 +171,7 @@ impl Link {
                 self.seen.dropped += std::mem::take(&mut self.owed);
                 if !matches!(trouble, Trouble::OutOfTime) {
                     self.seen.errors += 1;
+                    self.troubled = Some(Instant::now());
                     self.rests_until = Some(Instant::now() + self.rest);
                     self.rest = (self.rest * 2).min(LONGEST_REST);
                     let words = trouble.in_words();
@@ -228,6 +264,11 @@ impl Link {
         let Some(connection) = &mut self.connection else { return Err(Trouble::Late) };
         match connection.reply(budget)? {
             Reply::Simple => self.seen.fills += 1,
+            // The value is gone: what was sent is not kept.
+            Reply::Error(words) if Refused::parse(&words) != Refused::Wholly => {
+                self.seen.dropped += 1;
+                self.turned_away = true;
+            }
             Reply::Error(words) => {
                 self.seen.dropped += 1;
                 self.full_until = Some(Instant::now() + FULL_REST);
@@ -267,7 +308,7 @@ impl Link {
     ) -> Outcome<usize> {
         let asked = self.window().min(wanted.len());
         let connection = self.connected(address, budget)?;
-        wanted[..asked].iter().for_each(|(_, name)| connection.queue(&[b"GET", name]));
+        wanted[..asked].iter().for_each(|one| one.ask(connection));
         connection.try_send()?;
         Ok(asked)
     }
@@ -277,13 +318,15 @@ impl Link {
         (IN_FLIGHT / self.typical.max(1)).clamp(2, MOST_IN_FLIGHT)
     }
 
-    /// Gets these values, of which so many were asked for. `arrived` reads each that is there, all of it.
+    /// Gets these values, of which so many were asked for. `arrived` reads each that is there, all of it;
+    /// `sent` is told which of them are elsewhere.
     pub(super) fn receive(
         &mut self,
         wanted: &[Wanted],
         mut asked: usize,
         budget: &mut Budget,
         arrived: &mut Arrived<'_>,
+        sent: &mut Vec<(usize, Elsewhere)>,
     ) -> Outcome<()> {
         self.catch_up(budget)?;
         for (got, one) in wanted.iter().enumerate() {
@@ -291,9 +334,15 @@ impl Link {
             let Some(connection) = &mut self.connection else { return Err(Trouble::Late) };
             if asked < wanted.len() && asked - got <= window / 2 {
                 let more = wanted.len().min(got + window);
-                wanted[asked..more].iter().for_each(|(_, name)| connection.queue(&[b"GET", name]));
+                wanted[asked..more].iter().for_each(|one| one.ask(connection));
                 asked = more;
                 connection.send(budget)?;
+            }
+            if one.asking {
+                match connection.reply(budget)? {
+                    Reply::Simple | Reply::Error(_) => {} // what was asked for is answered in any case
+                    _ => return Err(Trouble::Nonsense("a question with something else")),
+                }
             }
             match connection.reply(budget)? {
                 Reply::Nil => self.seen.misses += 1,
@@ -308,11 +357,27 @@ impl Link {
                     }
                 }
                 Reply::Bulk(_) => return Err(Trouble::Nonsense("more than there can be")),
-                Reply::Error(words) => return Err(Trouble::Refusal(words)),
+                // The answers to what was asked for after it follow all the same.
+                Reply::Error(words) => match Refused::parse(&words) {
+                    Refused::Elsewhere(to) => sent.push((got, to)),
+                    Refused::Nowhere => {
+                        self.seen.misses += 1;
+                        self.turned_away = true;
+                    }
+                    Refused::Wholly => return Err(Trouble::Refusal(words)),
+                },
                 _ => return Err(Trouble::Nonsense("a question with something else")),
             }
         }
         Ok(())
+    }
+
+    /// Who has which slots, as this server says.
+    pub(super) fn map(&mut self, address: &Address, budget: &mut Budget) -> Outcome<Map> {
+        let connection = self.clean(address, budget)?;
+        connection.queue(&[b"CLUSTER", b"SLOTS"]);
+        connection.send(budget)?;
+        read_map(connection, budget)
     }
 
     fn note_forged(&mut self) {

@@ -3,7 +3,9 @@
 //! | module | role |
 //! | --- | --- |
 //! | `store` | all servers, as this process uses them |
+//! | `routes` | which server has which value, as far as this process knows |
 //! | `link` | one server: what was asked of it and not answered, and its rest after trouble |
+//! | `slots` | the slots of a native cluster, and where servers send those who ask the wrong one |
 //! | `connection` | bytes to and from a server, with a bound on all waiting |
 //! | `budget` | how long a server may be waited for |
 //! | `value` | a record as it lies on a server: with its schema, and a tag that proves who wrote it |
@@ -19,6 +21,8 @@ mod budget;
 mod connection;
 mod link;
 mod placement;
+mod routes;
+mod slots;
 mod store;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -5,6 +5,8 @@ use super::budget::{Budget, Trouble, wait_of_environment};
 use super::connection::{Connection, Reply};
 use super::link::{Found, Link, MAX_VALUE, Outcome, ServerStats, Wanted};
 use super::placement::Placement;
+use super::routes::{Node, Routes, Table, locked};
+use super::slots::{Elsewhere, Refused};
 use super::value::{FRONT, Front, Secret};
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active as broken};
@@ -12,8 +14,8 @@ use crate::records::portable::{self, HEAD, Head, schema_hash};
 use crate::sys::per_process::PerProcess;
 use std::collections::HashMap;
 use std::io::IoSlice;
-use std::ops::DerefMut;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Names that a server is asked for, or told, at once.
@@ -25,6 +27,10 @@ const LONGEST_INFO: usize = 1 << 20;
 const MOST_SCHEMAS: usize = 4096;
 /// Each step of what is not for a batch may take so long.
 const STEP: Duration = Duration::from_secs(5);
+/// How often servers may send us elsewhere for one value: a slot that moves once more meanwhile is a miss.
+const MOST_TURNS: usize = 3;
+/// How often all servers are looked through for what has moved meanwhile.
+const MOST_SWEEPS: usize = 3;
 
 /// A dataset on servers.
 #[derive(Clone)]
@@ -75,32 +81,48 @@ pub struct Holding {
     pub version: String,
 }
 
-/// Keeps the one value that comes.
-#[derive(Default)]
-struct OneValue(Option<Vec<u8>>);
+/// Keeps the values that come, by position.
+struct Values(Vec<Option<Vec<u8>>>);
 
-impl Receiver for OneValue {
-    type Memory = Vec<u8>;
+/// Memory for the value of that position.
+struct Value(usize, Vec<u8>);
 
-    fn lend(&mut self, _: usize, len: usize) -> Option<Vec<u8>> {
+impl Deref for Value {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.1
+    }
+}
+
+impl DerefMut for Value {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.1
+    }
+}
+
+impl Receiver for Values {
+    type Memory = Value;
+
+    fn lend(&mut self, which: usize, len: usize) -> Option<Value> {
         let mut memory = Vec::new();
         memory.try_reserve_exact(len).ok()?;
         memory.resize(len, 0);
-        Some(memory)
+        Some(Value(which, memory))
     }
 
-    fn done(&mut self, memory: Vec<u8>) -> bool {
-        self.0 = Some(memory);
+    fn done(&mut self, Value(which, memory): Value) -> bool {
+        self.0[which] = Some(memory);
         true
     }
 
-    fn take_back(&mut self, _: Vec<u8>) {}
+    fn take_back(&mut self, _: Value) {}
 }
 
 /// Does something with names on a server.
 type TakeNames<'a> = dyn FnMut(&mut Link, &[Vec<u8>]) -> Outcome<()> + 'a;
 
-type Links = Box<[Mutex<Link>]>;
+/// What is wanted of each server, by its position in a table.
+type PerServer = Vec<Vec<Wanted>>;
 
 /// The servers.
 pub struct ClusterStore {
@@ -111,15 +133,11 @@ pub struct ClusterStore {
     wait: Duration,
     /// In front of the number of a sample.
     prefix: String,
-    links: PerProcess<Links>,
+    routes: PerProcess<Routes>,
     /// Those of the first process, for the control that shares them.
-    inherited: OnceLock<Links>,
+    inherited: OnceLock<Routes>,
     /// Schemas that came with values, by their hash.
     schemas: PerProcess<Mutex<HashMap<u128, Vec<u8>>>>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ClusterStore {
@@ -141,7 +159,7 @@ impl ClusterStore {
             secret: Secret::new(&options.secret),
             wait: wait_of_environment(),
             prefix: format!("stocache:{}:{:032x}:", options.name, options.fingerprint),
-            links: PerProcess::new(),
+            routes: PerProcess::new(),
             inherited: OnceLock::new(),
             schemas: PerProcess::new(),
             options,
@@ -154,18 +172,19 @@ impl ClusterStore {
     }
 
     /// A forked child makes its own: on its parent's connection each would get the other's answers.
-    fn links(&self) -> &Links {
-        let make = || self.options.servers.iter().map(|it| Mutex::new(Link::new(it))).collect();
+    fn routes(&self) -> &Routes {
+        let make = || Routes::new(&self.options.servers, self.wait);
         if broken(Fault::InheritConnections) {
             return self.inherited.get_or_init(make);
         }
-        self.links.get_or_make(make)
+        self.routes.get_or_make(make)
     }
 
     fn budget(&self, until: Instant) -> Budget {
         Budget::new(self.wait, until)
     }
 
+    /// The server of the list for this sample.
     fn server(&self, key: u64) -> usize {
         self.placement.of(key, self.options.fingerprint)
     }
@@ -192,55 +211,120 @@ impl ClusterStore {
         self.get_named(wanted, receiver, deadline)
     }
 
-    /// The same by server and name.
+    /// The same by server of the list and name.
     fn get_named<R: Receiver>(
         &self,
         all: impl Iterator<Item = (usize, Vec<u8>)>,
         receiver: &mut R,
         deadline: Instant,
     ) -> Received {
-        if Instant::now() >= deadline {
-            return Received::default();
-        }
-        let servers = &self.options.servers;
-        let mut wanted: Vec<Vec<Wanted>> = servers.iter().map(|_| Vec::new()).collect();
-        for (which, (server, name)) in all.enumerate() {
-            wanted[server].push((which, name));
-        }
         let mut received = Received::default();
+        if Instant::now() >= deadline {
+            return received;
+        }
+        let routes = self.routes();
+        let mut table = routes.current(deadline);
+        let mut wanted: PerServer = table.nodes().iter().map(|_| Vec::new()).collect();
+        for (which, (listed, name)) in all.enumerate() {
+            match table.server(listed, &name) {
+                Some(at) => wanted[at].push(Wanted { which, name, asking: false }),
+                None => routes.doubt(),
+            }
+        }
+        // Each server is waited for once, however often others send us there.
+        let mut budgets: Vec<(Arc<Node>, Budget)> = Vec::new();
+        for turn in 1..=MOST_TURNS {
+            let sent =
+                self.get_once(&table, &wanted, receiver, &mut budgets, &mut received, deadline);
+            if sent.is_empty() || turn == MOST_TURNS || broken(Fault::IgnoreMoved) {
+                break;
+            }
+            (table, wanted) = self.turned(&table, &wanted, &sent, deadline);
+        }
+        received
+    }
+
+    /// Asks each server for what is wanted of it; says what is elsewhere, by server and position there.
+    fn get_once<R: Receiver>(
+        &self,
+        table: &Table,
+        wanted: &PerServer,
+        receiver: &mut R,
+        budgets: &mut Vec<(Arc<Node>, Budget)>,
+        received: &mut Received,
+        deadline: Instant,
+    ) -> Vec<(usize, usize, Elsewhere)> {
+        let routes = self.routes();
         let mut asked = Vec::new();
         // In the order of servers, so that no two threads wait for each other.
         for (at, wanted) in wanted.iter().enumerate().filter(|(_, wanted)| !wanted.is_empty()) {
-            let mut link = locked(&self.links()[at]);
+            let node = &table.nodes()[at];
+            let mut link = locked(&node.link);
             if link.is_resting() {
+                if table.is_native() {
+                    routes.doubt_now_and_then();
+                }
                 continue;
             }
-            let mut budget = self.budget(deadline);
-            let outcome = link.ask(&servers[at], wanted, &mut budget);
+            let before = budgets.iter().position(|(waited, _)| Arc::ptr_eq(waited, node));
+            let mut budget = match before {
+                Some(before) => budgets.swap_remove(before).1,
+                None => self.budget(deadline),
+            };
+            let outcome = link.ask(&node.address, wanted, &mut budget);
             match link.settle(outcome) {
-                Some(count) => asked.push((link, wanted, count, budget)),
+                Some(count) => asked.push((at, link, wanted, count, budget)),
                 None => received.errors += 1,
             }
         }
+        let mut all_sent = Vec::new();
         let mut schema = (Vec::new(), Vec::new());
-        for (mut link, wanted, count, mut budget) in asked {
+        for (at, mut link, wanted, count, mut budget) in asked {
             let mut arrived =
                 |connection: &mut Connection, one: &Wanted, len: usize, budget: &mut Budget| {
                     let found = self.read(connection, one, len, budget, receiver, &mut schema)?;
                     received.hits += u64::from(found == Found::Ours);
                     Ok(found)
                 };
-            let outcome = link.receive(wanted, count, &mut budget, &mut arrived);
-            received.errors += u64::from(link.settle(outcome).is_none());
+            let mut sent = Vec::new();
+            let outcome = link.receive(wanted, count, &mut budget, &mut arrived, &mut sent);
+            let trouble = link.settle(outcome).is_none();
+            received.errors += u64::from(trouble);
+            if link.was_turned_away() || trouble && table.is_native() {
+                routes.doubt();
+            }
+            budgets.push((Arc::clone(&table.nodes()[at]), budget));
+            all_sent.extend(sent.into_iter().map(|(which, to)| (at, which, to)));
         }
-        received
+        all_sent
+    }
+
+    /// What is wanted of whom, after servers sent us elsewhere.
+    fn turned(
+        &self,
+        table: &Table,
+        wanted: &PerServer,
+        sent: &[(usize, usize, Elsewhere)],
+        deadline: Instant,
+    ) -> (Arc<Table>, PerServer) {
+        let by_node: Vec<(Arc<Node>, Elsewhere)> =
+            sent.iter().map(|(at, _, to)| (Arc::clone(&table.nodes()[*at]), to.clone())).collect();
+        let (new, ways) = self.routes().follow(&by_node, deadline);
+        let mut next: PerServer = new.nodes().iter().map(|_| Vec::new()).collect();
+        for ((at, which, to), way) in sent.iter().zip(ways) {
+            if let Some(way) = way {
+                let asking = to.this_time;
+                next[way].push(Wanted { asking, ..wanted[*at][*which].clone() });
+            }
+        }
+        (new, next)
     }
 
     /// Reads a value of so many bytes, all of it. `schemas` are the last that was kept and memory for the next.
     fn read<R: Receiver>(
         &self,
         connection: &mut Connection,
-        (which, name): &Wanted,
+        wanted: &Wanted,
         len: usize,
         budget: &mut Budget,
         receiver: &mut R,
@@ -256,14 +340,14 @@ impl ClusterStore {
         };
         schema.resize(front.schema_len, 0);
         connection.read(schema, budget)?;
-        let Some(mut memory) = receiver.lend(*which, front.record_len) else {
+        let Some(mut memory) = receiver.lend(wanted.which, front.record_len) else {
             connection.skip(front.record_len, budget)?;
             connection.end_of_bulk(budget)?;
             return Ok(Found::Unwanted);
         };
         connection.read(&mut memory, budget)?;
         connection.end_of_bulk(budget)?;
-        if !self.secret.is_ours(&front, name, schema, &memory) {
+        if !self.secret.is_ours(&front, &wanted.name, schema, &memory) {
             receiver.take_back(memory);
             return Ok(Found::Forged);
         }
@@ -290,38 +374,68 @@ impl ClusterStore {
 
     fn put_named(
         &self,
-        at: usize,
+        listed: usize,
         name: &[u8],
         schema: &[u8],
         record: &[&[u8]],
         deadline: Instant,
     ) -> bool {
         let len: usize = record.iter().map(|part| part.len()).sum();
+        if FRONT + schema.len() + len > MAX_VALUE {
+            return false;
+        }
+        let routes = self.routes();
+        let table = routes.known(deadline);
+        let Some(at) = table.server(listed, name) else {
+            routes.doubt();
+            return false;
+        };
+        let node = &table.nodes()[at];
         // Looked at first without a word to others: the tag takes a while.
-        if FRONT + schema.len() + len > MAX_VALUE || !locked(&self.links()[at]).takes() {
+        if !locked(&node.link).takes() {
             return false;
         }
         let front = self.secret.front(name, schema, len, record.iter().copied());
         let value: Vec<&[u8]> =
             [&front[..], schema].into_iter().chain(record.iter().copied()).collect();
-        let mut link = locked(&self.links()[at]);
+        let mut link = locked(&node.link);
         if !link.takes() {
             return false;
         }
         let ttl = self.options.ttl.as_millis() as u64;
         let mut budget = self.budget(deadline);
-        let outcome = link.set(&self.options.servers[at], name, &value, ttl, &mut budget);
-        link.settle(outcome).unwrap_or(false)
+        let outcome = link.set(&node.address, name, &value, ttl, &mut budget);
+        let taken = link.settle(outcome);
+        if link.was_turned_away() || taken.is_none() && table.is_native() {
+            routes.doubt();
+        }
+        taken.unwrap_or(false)
     }
 
-    /// A value that is known by a digest of its key: its schema and its bytes.
+    /// Values that are known by digests of their keys: the schema and the bytes of each that is there.
+    pub fn get_values(&self, keys: &[u128], deadline: Instant) -> Vec<Option<(Vec<u8>, Vec<u8>)>> {
+        let mut values = Values(vec![None; keys.len()]);
+        let wanted = keys.iter().map(|&key| {
+            (self.server(key as u64), format!("{}{key:032x}", self.prefix).into_bytes())
+        });
+        self.get_named(wanted, &mut values, deadline);
+        let opened = |(&key, value): (&u128, Option<Vec<u8>>)| {
+            let value = value?;
+            let (head, bytes) =
+                portable::open(&value, key as u64, self.options.fingerprint).ok()?;
+            Some((self.schema(head.schema?)?, bytes.to_vec()))
+        };
+        keys.iter().zip(values.0).map(opened).collect()
+    }
+
+    /// One such value.
     pub fn get_value(&self, key: u128, deadline: Instant) -> Option<(Vec<u8>, Vec<u8>)> {
-        let (low, fingerprint) = (key as u64, self.options.fingerprint);
-        let mut one = OneValue::default();
-        let wanted = std::iter::once((self.server(low), format!("{}{key:032x}", self.prefix)));
-        self.get_named(wanted.map(|(at, name)| (at, name.into_bytes())), &mut one, deadline);
-        let (head, bytes) = portable::open(one.0.as_ref()?, low, fingerprint).ok()?;
-        Some((self.schema(head.schema?)?, bytes.to_vec()))
+        self.get_values(&[key], deadline).pop().flatten()
+    }
+
+    /// The server that such a value is on.
+    pub fn address_of(&self, key: u128) -> String {
+        self.options.servers[self.server(key as u64)].to_string()
     }
 
     /// Takes such a value to be written; false if its server takes nothing now.
@@ -338,20 +452,19 @@ impl ClusterStore {
     pub fn flush(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let mut good = true;
-        for link in self.made() {
-            let mut link = locked(link);
+        let Some(routes) = self.routes.get() else { return good };
+        for node in routes.table().nodes() {
+            let mut link = locked(&node.link);
             if link.is_behind() {
                 let mut budget = self.budget(until);
                 let outcome = link.flush(&mut budget);
                 good &= link.settle(outcome).is_some();
+                if link.was_turned_away() {
+                    routes.doubt();
+                }
             }
         }
         good
-    }
-
-    /// Connections of this process, if it has used any.
-    fn made(&self) -> &[Mutex<Link>] {
-        self.links.get().map_or(&[], |links| links)
     }
 
     // Schemas
@@ -377,44 +490,84 @@ impl ClusterStore {
 
     /// Removes all values of this dataset from the servers.
     pub fn clear(&self) -> Result<()> {
-        for (at, address) in self.options.servers.iter().enumerate() {
-            let mut link = locked(&self.links()[at]);
-            let outcome = self.each_name(&mut link, address, &mut |link, names| {
-                let mut words: Vec<&[u8]> = vec![b"UNLINK"];
-                words.extend(names.iter().map(|name| &name[..]));
-                let mut budget = self.budget(Instant::now() + STEP);
-                let connection = link.clean(address, &mut budget)?;
-                connection.queue(&words);
-                connection.send(&mut budget)?;
-                match connection.reply(&mut budget)? {
-                    Reply::Number(_) => Ok(()),
-                    Reply::Error(words) => Err(Trouble::Refusal(words)),
-                    _ => Err(Trouble::Nonsense("a removal with something else")),
+        let began = Instant::now();
+        let mut last = None;
+        for _ in 0..MOST_SWEEPS {
+            let mut moved = None;
+            for node in self.routes().known(Instant::now() + STEP).holders() {
+                let mut link = locked(&node.link);
+                if link.was_in_trouble_since(began) {
+                    let message = format!(
+                        "not all is cleared: the server {} does not answer; try again when it does",
+                        node.address
+                    );
+                    return Err(Error::new(Kind::State, message));
                 }
-            });
-            if let Err(trouble) = outcome {
-                let words = trouble.in_words();
-                link.settle::<()>(Err(trouble));
-                let message = format!("not all is cleared: the server {address} {words}");
-                return Err(Error::new(Kind::State, message));
+                let outcome = self.each_name(&mut link, &node.address, &mut |link, names| {
+                    moved = self.unlink(link, &node.address, names)?.or(moved.take());
+                    Ok(())
+                });
+                if let Err(trouble) = outcome {
+                    let (address, words) = (&node.address, trouble.in_words());
+                    link.settle::<()>(Err(trouble));
+                    let message = format!("not all is cleared: the server {address} {words}");
+                    return Err(Error::new(Kind::State, message));
+                }
+            }
+            if moved.is_none() {
+                return Ok(());
+            }
+            last = moved;
+            self.routes().doubt();
+        }
+        let message = format!(
+            "not all is cleared: slots are moving (a server says {:?}); try again when they have",
+            last.unwrap_or_default()
+        );
+        Err(Error::new(Kind::State, message))
+    }
+
+    /// Removes these values; says the words if one has another server meanwhile. One by one: names of several
+    /// slots are refused.
+    fn unlink(
+        &self,
+        link: &mut Link,
+        address: &Address,
+        names: &[Vec<u8>],
+    ) -> Outcome<Option<String>> {
+        let mut moved = None;
+        for names in names.chunks(NAMES_AT_ONCE) {
+            let mut budget = self.budget(Instant::now() + STEP);
+            let connection = link.clean(address, &mut budget)?;
+            names.iter().for_each(|name| connection.queue(&[b"UNLINK", name]));
+            connection.send(&mut budget)?;
+            for _ in names {
+                match connection.reply(&mut budget)? {
+                    Reply::Number(_) => {}
+                    Reply::Error(words) if Refused::parse(&words) != Refused::Wholly => {
+                        moved = Some(words);
+                    }
+                    Reply::Error(words) => return Err(Trouble::Refusal(words)),
+                    _ => return Err(Trouble::Nonsense("a removal with something else")),
+                }
             }
         }
-        Ok(())
+        Ok(moved)
     }
 
     /// What each server holds of this dataset, and in all. Looks through all names there.
     pub fn holdings(&self) -> Vec<Holding> {
-        let of = |(at, address): (usize, &Address)| {
-            let mut link = locked(&self.links()[at]);
+        let of = |node: &Arc<Node>| {
+            let mut link = locked(&node.link);
             let outcome = if link.is_resting() {
                 Err(Trouble::OutOfTime)
             } else {
-                self.holding(&mut link, address)
+                self.holding(&mut link, &node.address)
             };
-            let nothing = Holding { address: address.to_string(), ..Holding::default() };
+            let nothing = Holding { address: node.address.to_string(), ..Holding::default() };
             link.settle(outcome).unwrap_or(nothing)
         };
-        self.options.servers.iter().enumerate().map(of).collect()
+        self.routes().known(Instant::now() + STEP).holders().iter().map(of).collect()
     }
 
     fn holding(&self, link: &mut Link, address: &Address) -> Outcome<Holding> {
@@ -503,18 +656,19 @@ impl ClusterStore {
 
     // What this process saw
 
-    /// Of each server.
+    /// Of each server that has values.
     pub fn stats(&self) -> Vec<ServerStats> {
-        let of = |link: &Mutex<Link>| {
-            let link = locked(link);
+        let of = |node: &Arc<Node>| {
+            let link = locked(&node.link);
             ServerStats { resting: link.is_resting(), ..link.seen.clone() }
         };
-        self.links().iter().map(of).collect()
+        self.routes().table().holders().iter().map(of).collect()
     }
 
     /// What people should know, once each.
     pub fn news(&self) -> Option<String> {
-        self.made().iter().find_map(|link| link.try_lock().ok()?.news.take())
+        let table = self.routes.get()?.table();
+        table.nodes().iter().find_map(|node| node.link.try_lock().ok()?.news.take())
     }
 }
 

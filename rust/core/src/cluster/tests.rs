@@ -1,7 +1,9 @@
 //! Servers that are real, and pretended ones that are worse.
 #![allow(unsafe_code)] // signals and forks
 
-use super::budget::{Budget, Trouble};
+mod native;
+
+use super::budget::{Budget, TAKEN, Trouble, wait_of_environment};
 use super::connection::{Connection, Reply};
 use super::*;
 use crate::records::portable::{self, HEAD, Head};
@@ -38,15 +40,19 @@ fn program() -> Option<PathBuf> {
     embedded.chain(named).find(|program| program.is_file())
 }
 
+/// The same; None with a word.
+fn program_or_word() -> Option<PathBuf> {
+    let found = program();
+    if found.is_none() {
+        eprintln!("skipped: no valkey-server or redis-server here, so no real server is covered");
+    }
+    found
+}
+
 impl Server {
     /// None, with a word, if there is no program.
     pub(crate) fn start(config: &str) -> Option<Self> {
-        if program().is_none() {
-            eprintln!(
-                "skipped: no valkey-server or redis-server here, so no real server is covered"
-            );
-            return None;
-        }
+        program_or_word()?;
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
@@ -319,6 +325,34 @@ fn a_stopped_server_costs_one_wait_and_is_used_again() {
     assert_eq!(get(&store, &[5]).0.len(), 1, "and is used again");
 }
 
+/// However an operation began: of all the waits that it could make one is made, and none while the server is
+/// left alone.
+#[test]
+fn one_operation_takes_one_wait_from_a_hung_server() {
+    let hangs = || pretended(|_| std::thread::sleep(Duration::from_secs(600)));
+    let taken = |what: &dyn Fn()| {
+        TAKEN.set(Duration::ZERO);
+        what();
+        TAKEN.get()
+    };
+    let wait = wait_of_environment();
+    let operations: [&dyn Fn(&ClusterStore); 4] = [
+        &|store| _ = get(store, &[1, 2, 3]),
+        &|store| _ = put(store, 1, b"bytes"),
+        &|store| _ = store.holdings(),
+        &|store| _ = store.clear(),
+    ];
+    for (at, operation) in operations.iter().enumerate() {
+        let store = store(&url(&[hangs()]), b"secret", FINGERPRINT);
+        let first = taken(&|| operation(&store));
+        assert!(first > wait / 2 && first <= wait, "{at}: {first:?}");
+        if at == 3 {
+            continue; // who clears is told, and tries again at once if it wants to
+        }
+        assert_eq!(taken(&|| (0..100).for_each(|_| operation(&store))), Duration::ZERO, "{at}");
+    }
+}
+
 #[test]
 fn a_server_that_was_killed_and_comes_back_empty_is_missed_and_used_again() {
     let Some(mut server) = Server::start("") else { return };
@@ -391,12 +425,18 @@ fn a_ttl_is_given_to_the_server() {
 
 /// Whoever connects is answered by this.
 fn pretended(answer: impl Fn(&mut TcpStream) + Send + 'static) -> u16 {
+    pretended_by(move |stream, _| answer(stream))
+}
+
+/// The same, by who knows what was asked first.
+fn pretended_by(answer: impl Fn(&mut TcpStream, &[u8]) + Send + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            let _asked = stream.read(&mut [0; 1000]);
-            answer(&mut stream);
+            let mut asked = [0; 1000];
+            let len = stream.read(&mut asked).unwrap_or(0);
+            answer(&mut stream, &asked[..len]);
         }
     });
     port
@@ -464,7 +504,10 @@ fn noise_makes_no_record() {
 
 #[test]
 fn what_nobody_takes_is_dropped_and_counted() {
-    let port = pretended(|_| std::thread::sleep(Duration::from_secs(600)));
+    let port = pretended(|stream| {
+        let _ = stream.write_all(b"-ERR This instance has cluster support disabled\r\n");
+        std::thread::sleep(Duration::from_secs(600));
+    });
     let store = store(&url(&[port]), b"secret", FINGERPRINT);
     let bytes = vec![3; 1 << 20];
     let taken = (0..100).filter(|&key| put(&store, key, &bytes)).count() as u64;

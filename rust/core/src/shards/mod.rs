@@ -12,9 +12,12 @@
 //! | --- | --- |
 //! | `plan` | who holds which stretch of positions |
 //! | `permutation` | an order of the numbers below a length, given by a key |
+//! | `visits` | the positions of one rank in one epoch |
 
 mod permutation;
 mod plan;
+mod visits;
 
 pub use permutation::Permutation;
 pub use plan::{Holder, Stretch, deal_out};
+pub use visits::{Order, Visits};
