@@ -12,15 +12,17 @@ from stocache._dataset.stats import CachedDatasetStats, ClusterStats, DiskStats 
 from stocache._torch.ops import handle  # noqa: E402
 from stocache._types.registry import register_type  # noqa: E402
 from stocache.bilevel import BiLevelCachedDataset  # noqa: E402
-from stocache.cache_loader import CacheLoader, RedisStore  # noqa: E402
+from stocache.cache_loader import CacheLoader  # noqa: E402
 from stocache.cached_dataset import CachedDataset  # noqa: E402
 from stocache.cpp import cmake_prefix_path, include_path  # noqa: E402
 from stocache.file_cache import DataCache, FileCache, FileCacheStats  # noqa: E402
 from stocache.lazy_shard import LazyShardDataset  # noqa: E402
 from stocache.loader import DataLoader, collate  # noqa: E402
+from stocache.local_store import LocalStore  # noqa: E402
 from stocache.node import get_shm_size, sweep  # noqa: E402
 from stocache.planner import Plan, plan  # noqa: E402
 from stocache.shared_cache import SharedCache, SharedCacheStats  # noqa: E402
+from stocache.stores import ClusterStore, RedisStore  # noqa: E402
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,12 +31,14 @@ __all__ = [
     "CachedDataset",
     "CachedDatasetStats",
     "ClusterStats",
+    "ClusterStore",
     "DataCache",
     "DataLoader",
     "DiskStats",
     "FileCache",
     "FileCacheStats",
     "LazyShardDataset",
+    "LocalStore",
     "Plan",
     "RedisStore",
     "SharedCache",

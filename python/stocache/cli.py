@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stocache import disk_caches, node
+from stocache._cluster import listing, spawn
 from stocache._file_names import Bar
 from stocache.file_cache import FileCache
 from stocache.sizes import show_bytes
@@ -42,18 +43,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stocache", description="A dataset cache for PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    listing = commands.add_parser(
+    caches = commands.add_parser(
         "ls",
         help="show the caches on this node",
         description="Shows every cache on this node: whose it is, how large, how full, and which "
         "processes use it. One that is kept stays until it is removed or the machine restarts; one "
         "that is left over belonged to a job that was killed, and goes with `stocache gc` or when "
-        "its user makes the next cache. With a PATH, the disk levels there.",
+        "its user makes the next cache. With a PATH, the disk levels there; with --cluster, what "
+        "is on servers.",
     )
-    listing.add_argument(
+    caches.add_argument(
         "paths", metavar="PATH", nargs="*", help="a disk_path, or the folder of one disk level"
     )
-    listing.set_defaults(run=list_caches)
+    caches.add_argument(
+        "--cluster", metavar="URL",
+        help='the datasets on the servers redis://host:port,host:port; "spawn": on those that jobs '
+        "of yours run on this node",
+    )  # fmt: skip
+    caches.set_defaults(run=list_caches)
     removal = commands.add_parser(
         "rm",
         help="remove caches by name, disk levels by path",
@@ -94,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("--quiet", action="store_true", help="no progress bar")
     check.set_defaults(run=verify)
-    for command in (listing, removal, collection, check):
+    for command in (caches, removal, collection, check):
         command.add_argument("--json", action="store_true", help="print JSON, for programs")
     _add_warm_files(commands)
     return parser
@@ -122,6 +129,10 @@ def _add_warm_files(commands: Any) -> None:
 
 
 def list_caches(options: argparse.Namespace) -> int:
+    if options.cluster is not None:
+        if options.paths:
+            raise ValueError("a PATH and --cluster are both given; use one of them")
+        return _list_servers(options)
     if options.paths:
         return _list_disk_caches(options)
     caches = node.caches()
@@ -152,7 +163,7 @@ def list_caches(options: argparse.Namespace) -> int:
 def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     rows = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    right = {"USED", "LIMIT", "FILLED"}
+    right = {"USED", "LIMIT", "FILLED", "SAMPLES", "BYTES", "P50", "P90", "P99"}
     for row in rows:
         cells = (
             text.rjust(width) if title in right else text.ljust(width)
@@ -179,6 +190,50 @@ def _list_disk_caches(options: argparse.Namespace) -> int:
         if cache.trouble:
             print(f"\n{_printable(cache.path)}: {_printable(cache.trouble)}")
     return 0
+
+
+def _list_servers(options: argparse.Namespace) -> int:
+    url = options.cluster
+    if url == "spawn":
+        running = spawn.running()
+        url = spawn.url_of(running) if running else None
+    found = [] if url is None else listing.servers(url)
+    failed = any(server.trouble for server in found)
+    if options.json:
+        print(json.dumps([server.as_dict() for server in found], indent=2))
+        return int(failed)
+    if not found:
+        print("no job of yours runs a server on this node")
+        return 0
+    header = (
+        "SERVER", "VERSION", "USED", "LIMIT", "P50", "P90", "P99", "DATASET", "SAMPLES", "BYTES",
+    )  # fmt: skip
+    _print_table(header, [row for server in found for row in _server_rows(server)])
+    for server in found:
+        if server.trouble:
+            print(f"stocache: {server.address}: {_printable(server.trouble)}", file=sys.stderr)
+    return int(failed)
+
+
+def _server_rows(server: listing.ServerInfo) -> list[tuple[str, ...]]:
+    """One for each dataset; what is the server's stands in the first."""
+    if server.trouble:
+        return [(server.address, "no answer", *["-"] * 8)]
+    latency = [_show_latency(server.latency[part]) for part in ("p50", "p90", "p99")]
+    limit = show_bytes(server.max_bytes) if server.max_bytes else "-"
+    used = show_bytes(server.used_bytes)
+    mine = (server.address, _printable(server.version) or "?", used, limit, *latency)
+    rows = [
+        (_printable(each.name), str(each.samples),
+         "?" if each.bytes is None else show_bytes(each.bytes))
+        for each in server.datasets
+    ]  # fmt: skip
+    first, *others = rows or [("-", "0", "-")]
+    return [(*mine, *first), *((*[""] * len(mine), *row) for row in others)]
+
+
+def _show_latency(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
 
 
 def _disk_row(cache: disk_caches.DiskCacheInfo) -> tuple[str, ...]:

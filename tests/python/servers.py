@@ -7,6 +7,9 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from stocache._cluster import spawn
@@ -15,12 +18,12 @@ from stocache._cluster import spawn
 class Server:
     """A server of its own port, without a password unless ``config`` has one."""
 
-    def __init__(self, config: str = "") -> None:
+    def __init__(self, config: str = "", port: int | None = None) -> None:
         try:
             program = spawn.find_program()
         except RuntimeError as error:
             pytest.skip(f"{error}; nothing of the cluster is covered with a real server")
-        self.port = spawn._free_port()
+        self.port = port or spawn.free_port()
         lines = f'port {self.port}\nbind 127.0.0.1\nsave ""\nappendonly no\n{config}\n'
         self.process = subprocess.Popen(
             [program, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/"
@@ -66,3 +69,45 @@ def ask(port: int, *words: str | bytes, login: tuple[str, str] | None = None) ->
         while more := connection.recv(1 << 16):
             answer += more
     return answer.split(b"\r\n")[:-1]
+
+
+def _port_of_member() -> int:
+    """Free, as is the one for talks among members, ten thousand above."""
+    start = os.getpid() % 1000 * 10
+    for step in range(10_000):
+        port = 20_000 + (start + step) % 12_000
+        try:
+            for each in (port, port + 10_000):
+                socket.create_server(("127.0.0.1", each)).close()
+        except OSError:
+            continue
+        return port
+    raise AssertionError("no port is free")
+
+
+@contextmanager
+def native_cluster(folder: Path) -> Iterator[list[Server]]:
+    """Three servers that run as one native cluster, with a third of the slots each."""
+    servers: list[Server] = []
+    try:
+        for at, (first, last) in enumerate(((0, 5460), (5461, 10922), (10923, 16383))):
+            home = folder / f"member-{at}"
+            home.mkdir()
+            config = f"cluster-enabled yes\ndir {home}"
+            servers.append(Server(config, _port_of_member()))
+            port = servers[-1].port
+            ask(port, "CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
+            ask(port, "CLUSTER", "SET-CONFIG-EPOCH", str(at + 1))
+            ask(servers[0].port, "CLUSTER", "MEET", "127.0.0.1", str(port))
+        deadline = time.monotonic() + 60
+        while not all(
+            b"cluster_state:ok" in (info := ask(each.port, "CLUSTER", "INFO"))
+            and b"cluster_known_nodes:3" in info
+            for each in servers
+        ):
+            assert time.monotonic() < deadline, "the servers do not make a cluster"
+            time.sleep(0.05)
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from servers import Server, ask
-from stocache import CachedDataset, CacheLoader, DataLoader, RedisStore
-from stocache._cluster import spawn
+from servers import Server, ask, native_cluster
+from stocache import CachedDataset, CacheLoader, ClusterStore, DataLoader, RedisStore
+from stocache._cluster import nodes, spawn
+from stocache._cluster.options import Cluster
 from torch.utils.data import Dataset
 
 
@@ -82,6 +83,30 @@ def test_what_one_node_loaded_another_finds(server):
         stats = second.stats()
     assert other.loads.sum() == 0
     assert (stats.cluster.hits, stats.filled, stats.misses) == (64, 64, 0), "from there to memory"
+
+
+def test_servers_of_a_native_cluster_are_one_store(tmp_path):
+    with native_cluster(tmp_path) as servers:
+        source = Counted()
+        with node(source, servers[0].url) as first, warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            check(first[i] for i in range(64))
+            assert first.flush()
+            assert first.cache_loader.num_keys() == 64
+            held = [each["samples"] for each in first.cluster_servers()]
+            assert len(held) == 3 and sum(held) == 64 and min(held) > 0, held
+        other = Counted()
+        with node(other, servers[1].url) as second:
+            check(second.__getitems__(list(range(64))))
+            assert second.stats().cluster.hits == 64
+        assert other.loads.sum() == 0
+        store = RedisStore(hosts=[servers[2].host])
+        store.mset({f"{i}": i for i in range(30)})
+        assert store.num_keys() == 30 and store.status()
+        assert store.mget([f"{i}" for i in range(30)]) == list(range(30))
+        store.clear()
+        assert store.num_keys() == 0
+        store.shutdown()
 
 
 def test_other_data_is_not_found(server):
@@ -182,7 +207,7 @@ def test_a_killed_server_costs_one_warning_and_no_sample(server):
 
 
 def test_no_server_at_all_is_no_error():
-    port = spawn._free_port()
+    port = spawn.free_port()
     warned = pytest.warns(RuntimeWarning, match="cannot be reached")
     with warned as told, node(Counted(), f"redis://127.0.0.1:{port}") as dataset:
         check(dataset[i] for i in range(64))
@@ -293,13 +318,71 @@ def test_what_cannot_be_kept_is_loaded_and_told_once(server):
     assert len(told) == 1
 
 
+def test_a_store_of_several_servers_asks_all_at_once_and_says_which_has_what(server):
+    other = Server()
+    try:
+        store = RedisStore(hosts=[server.host, {"host": "127.0.0.1", "port": other.port}])
+        keys = [f"key {k}" for k in range(200)]
+        store.mset({key: at for at, key in enumerate(keys)})
+        assert store.mget([*keys, "none"]) == [*range(200), None]
+        counts = [each["samples"] for each in store.servers()]
+        assert sum(counts) == 200 and min(counts) > 50
+        assert [store.route(key).get(key) for key in keys] == list(range(200))
+        homes = {id(store.route(key)): store.route(key) for key in keys}
+        assert sorted(home.num_keys() for home in homes.values()) == sorted(counts)
+        one = homes.popitem()[1]
+        assert one.route("key 0") is one
+        store.shutdown()
+    finally:
+        other.stop()
+
+
+def test_several_stores_as_one(server):
+    other = Server()
+    try:
+        first, second = RedisStore([server.host]), RedisStore([other.host])
+        store = ClusterStore([first, second])
+        keys = [f"key {k}" for k in range(200)]
+        store.mset({key: None if at == 7 else at for at, key in enumerate(keys)})
+        store.set("one more", "x")
+        expected = [None if at == 7 else at for at in range(200)]
+        assert store.mget([*keys, "none", "key 3"]) == [*expected, None, 3]
+        assert (store.get("one more"), store.get("none", 9), store.get("key 7", 9)) == (
+            "x",
+            9,
+            None,
+        )
+        assert store.num_keys() == 201 and min(first.num_keys(), second.num_keys()) > 50
+        assert all(store.route(key).get(key, -1) != -1 for key in keys)
+        again = pickle.loads(pickle.dumps(store))
+        assert all(again._route(key) == store._route(key) for key in keys)
+        # One more store takes from the others, and nothing moves between them.
+        wider = ClusterStore([first, second, first])
+        moved = [key for key in keys if wider._route(key) != store._route(key)]
+        assert 30 < len(moved) < 110 and all(wider._route(key) == 2 for key in moved)
+        assert store.status()
+        other.stop()
+        with pytest.warns(RuntimeWarning, match="cannot be reached"):
+            for key in keys:
+                store.get(key)
+        assert not store.status()
+        again.stores[0].clear()
+        assert first.num_keys() == 0
+        store.shutdown()
+    finally:
+        other.stop()
+    for wrong in ([], [3]):
+        with pytest.raises(ValueError, match="list of stores"):
+            ClusterStore(wrong)
+
+
 # A server of this node
 
 USER = """
     import sys, tempfile
     tempfile.tempdir = sys.argv[1]
     from stocache._cluster import spawn
-    print(spawn.join(1 << 26), flush=True)
+    print(spawn.url_of([spawn.join(1 << 26)]), flush=True)
     sys.stdin.read()
 """
 
@@ -457,11 +540,40 @@ def test_a_dataset_with_a_server_of_its_own(program, tmp_path):
     wait_until(lambda: not listens(port))
 
 
-def test_servers_are_not_spawned_for_several_nodes(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="one node only"):
+def test_several_nodes_that_cannot_agree_are_told_what_to_do(monkeypatch):
+    for what, value in (
+        ("RANK", 1), ("WORLD_SIZE", 4), ("LOCAL_RANK", 1), ("LOCAL_WORLD_SIZE", 2),
+        ("MASTER_PORT", 1),
+    ):  # fmt: skip
+        monkeypatch.setenv(what, str(value))
+    remedy = "4 ranks, 2 of them on this node, .*init_process_group"
+    with pytest.raises(ValueError, match=remedy):
         node(Counted(), "spawn")
+    with pytest.raises(ValueError, match=remedy):
+        CacheLoader(hosts=None, cluster_mode=True)
+
+
+def test_the_address_of_a_node_is_one_that_others_reach(monkeypatch):
+    here, there = ("a", "127.0.0.1"), ("b", "127.0.1.1")
+    with pytest.raises(ValueError, match="set STOCACHE_CLUSTER_ADDRESS"):
+        nodes._address(here, [here, there])
+    assert nodes._address(("a", "10.0.0.7"), [here, there]) == "10.0.0.7"
+    for given, words in (
+        ("0.0.0.0", "expose"), ("::", "expose"), ("no.such.host.invalid", "as a number"),
+        ("192.0.2.1", "one interface of this node"),
+    ):  # fmt: skip
+        monkeypatch.setenv("STOCACHE_CLUSTER_ADDRESS", given)
+        with pytest.raises(ValueError, match=words):
+            nodes._address(here, [here, there])
+    monkeypatch.setenv("STOCACHE_CLUSTER_ADDRESS", "localhost")
+    assert nodes._address(here, [here, there]) in ("127.0.0.1", "::1")
+
+
+def test_passwords_and_secrets_are_not_shown():
+    agreed = nodes.Agreed("redis://u:password@a:1", b"secret", 1)
+    cluster = Cluster("redis://u:password@a:1", None, b"secret")
+    for shown in (repr(agreed), repr(cluster)):
+        assert "password" not in shown and "secret" not in shown
 
 
 def test_another_capacity_than_that_of_the_server_is_told(program, tmp_path):
@@ -469,7 +581,7 @@ def test_another_capacity_than_that_of_the_server_is_told(program, tmp_path):
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            url = spawn.join(1 << 27)
+            url = nodes.servers(1 << 27, True).url
         assert len(told) == 1 and "64.0 MiB" in str(told[0].message)
     finally:
         user.kill()

@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
 from stocache import _C
-from stocache._cluster import spawn
+from stocache._cluster import nodes
 from stocache._cluster.secret import secret
 from stocache.sizes import parse_size
 
 CAPACITY_PER_NODE = 107_374_182_400  # Bagua's
-_USE = 'use "redis://host:port,host:port", or "spawn" for a server on this node'
+_USE = 'use "redis://host:port,host:port", or "spawn" for a server on each node'
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Servers, as ``redis://…``."""
+    """Servers, as ``redis://…``, with passwords."""
 
-    url: str
-    ttl: float | None
+    url: str = field(repr=False)
+    ttl: float | None = None
+    secret: bytes | None = field(default=None, repr=False)
+    """What the ranks of a job agreed on; None: that of this process."""
 
     def arguments(self, name: str, fingerprint: str) -> tuple[str, str, str, bytes, int]:
         """What the native side opens them with, for a dataset of that name."""
         plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:100] or "dataset"
         millis = 0 if self.ttl is None else max(1, int(self.ttl * 1000))
-        return (self.url, plain, fingerprint, secret(), millis)
+        return (self.url, plain, fingerprint, self.secret or secret(), millis)
 
     def open_below(self, records: _C.Records, name: str, fingerprint: str) -> None:
         records.open_cluster(*self.arguments(name, fingerprint))
 
 
-def checked(cluster: Any, capacity_per_node: Any = None, ttl: Any = None) -> Cluster | None:
+def checked(
+    cluster: Any, capacity_per_node: Any = None, ttl: Any = None, cluster_mode: Any = True
+) -> Cluster | None:
     """What was asked for, if anything. A server of this node is started, unless there is one."""
     if cluster is None:
         for what, value in (("capacity_per_node", capacity_per_node), ("ttl", ttl)):
@@ -47,9 +51,7 @@ def checked(cluster: Any, capacity_per_node: Any = None, ttl: Any = None) -> Clu
     if ttl is not None and not 0 < ttl < 1e9:
         raise ValueError(f"ttl is {ttl}; use more than 0 seconds, or None to keep values")
     if cluster == "spawn":
-        spawn.check_alone()
-        asked = CAPACITY_PER_NODE if capacity_per_node is None else capacity_per_node
-        return Cluster(spawn.join(parse_size("capacity_per_node", asked)), ttl)
+        return replace(_spawned(capacity_per_node, cluster_mode), ttl=ttl)
     if capacity_per_node is not None:
         raise ValueError(
             f"capacity_per_node is {capacity_per_node!r}, but the servers are running already; "
@@ -65,7 +67,7 @@ def url_of(hosts: Any) -> str:
     if not isinstance(hosts, (list, tuple)) or not hosts:
         raise ValueError(
             f'hosts is {hosts!r}; use a list such as [{{"host": "10.0.0.1", "port": "7000"}}], or '
-            "None for a server on this node"
+            "None for a server on each node"
         )
     return "redis://" + ",".join(_place(each) for each in hosts)
 
@@ -98,7 +100,7 @@ def of_words(
     if backend is None:
         if hosts is not None:
             raise ValueError('hosts= needs backend="redis"; or pass cluster="redis://host:port"')
-        return checked(cluster, capacity_per_node, ttl)
+        return checked(cluster, capacity_per_node, ttl, cluster_mode)
     if cluster is not None:
         raise ValueError("cluster and backend are both given; use one of them")
     return replace(of_bagua(backend, hosts, cluster_mode, capacity_per_node), ttl=ttl)
@@ -116,8 +118,11 @@ def of_bagua(backend: Any, hosts: Any, cluster_mode: Any, capacity_per_node: Any
     if backend != "redis":
         raise ValueError(f'backend is {backend!r}; use "redis"')
     if hosts is not None:
-        return Cluster(url_of(hosts), None)
-    if cluster_mode:
-        spawn.check_alone()
-    capacity = CAPACITY_PER_NODE if capacity_per_node is None else capacity_per_node
-    return Cluster(spawn.join(parse_size("capacity_per_node", capacity)), None)
+        return Cluster(url_of(hosts))
+    return _spawned(capacity_per_node, cluster_mode)
+
+
+def _spawned(capacity_per_node: Any, cluster_mode: Any) -> Cluster:
+    asked = CAPACITY_PER_NODE if capacity_per_node is None else capacity_per_node
+    found = nodes.servers(parse_size("capacity_per_node", asked), bool(cluster_mode))
+    return Cluster(found.url, secret=found.secret)

@@ -14,38 +14,23 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import Any
-
-from stocache.sizes import show_bytes
 
 _PATIENCE = 30.0  # seconds for a server to start, or to go
 _NAMES = ("valkey-server", "redis-server")
 # What our client asks for, and nothing else: no CONFIG, EVAL, MODULE, DEBUG, FLUSHALL.
-_COMMANDS = "auth hello ping get mget set unlink scan dbsize info"
-_HOST = "127.0.0.1"
+_COMMANDS = "auth hello ping get mget set strlen unlink scan dbsize info"
+LOOPBACK = "127.0.0.1"
 _USER = "stocache"
 
 # Kept open for as long as this process lives, and those that it forks: the lock of a user.
 _held: dict[str, int] = {}
 
 
-def check_alone() -> None:
-    """Servers of several nodes would have to find each other, which is not supported."""
-    world, local = os.environ.get("WORLD_SIZE", "1"), os.environ.get("LOCAL_WORLD_SIZE", "1")
-    if world.isdigit() and local.isdigit() and int(world) > int(local) > 0:
-        raise ValueError(
-            f"this job has {world} ranks, {local} of them on this node: servers are spawned for "
-            "one node only; start a server on each node and name all of them "
-            '(cluster="redis://host:port,host:port", or hosts=), or keep each node to its own '
-            "(cluster_mode=False)"
-        )
-
-
-def join(capacity: int) -> str:
-    """The URL of this node's server, which stays until its last user has ended."""
-    folder = _folder()
+def join(capacity: int, host: str = LOOPBACK) -> dict[str, Any]:
+    """This node's server that listens there, which stays until its last user has ended."""
+    folder = _folder(host)
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until:
         users = _lock_as_user(folder)
@@ -53,7 +38,7 @@ def join(capacity: int) -> str:
             time.sleep(0.05)
             continue
         address = _address(folder)
-        if address is None and not _start(folder, capacity):
+        if address is None and not _start(folder, host, capacity):
             os.close(users)
             time.sleep(0.05)
             continue
@@ -62,19 +47,27 @@ def join(capacity: int) -> str:
             os.close(users)
             continue
         _hold(folder, users)
-        if address["capacity"] != capacity:
-            warnings.warn(
-                f"the server of this node was started with "
-                f"capacity_per_node={show_bytes(address['capacity'])}, which counts; it ends with "
-                "its last user",
-                RuntimeWarning,
-                stacklevel=5,
-            )
-        return f"redis://{_USER}:{address['password']}@{address['host']}:{address['port']}"
+        return address
     raise RuntimeError(
         f"no server of this node answers after {_PATIENCE:.0f} s; look into {folder}, or start one "
         'yourself and pass cluster="redis://host:port"'
     )
+
+
+def url_of(servers: list[dict[str, Any]]) -> str:
+    """Each once, in this order, with its own password."""
+    places = []
+    for server in servers:
+        host = f"[{server['host']}]" if ":" in server["host"] else server["host"]
+        places.append(f"{_USER}:{server['password']}@{host}:{server['port']}")
+    return "redis://" + ",".join(dict.fromkeys(places))
+
+
+def running() -> list[dict[str, Any]]:
+    """Servers of this user that run on this node, whoever uses them."""
+    folders = sorted(Path(tempfile.gettempdir()).glob(f"stocache-server-{os.geteuid()}*"))
+    mine = [folder for folder in folders if folder.lstat().st_uid == os.geteuid()]
+    return [found for folder in mine if (found := _address(folder)) is not None]
 
 
 def _hold(folder: Path, users: int) -> None:
@@ -84,9 +77,10 @@ def _hold(folder: Path, users: int) -> None:
         os.close(before)
 
 
-def _folder() -> Path:
-    """Of this user alone."""
-    folder = Path(tempfile.gettempdir(), f"stocache-server-{os.geteuid()}")
+def _folder(host: str) -> Path:
+    """Of this user alone, for the server that listens there."""
+    where = "" if host == LOOPBACK else f"-{host.replace(':', '_')}"
+    folder = Path(tempfile.gettempdir(), f"stocache-server-{os.geteuid()}{where}")
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     mode = stat.S_IMODE(found.st_mode)
@@ -137,7 +131,7 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _start(folder: Path, capacity: int) -> bool:
+def _start(folder: Path, host: str, capacity: int) -> bool:
     """Starts the server; False if another process is at it."""
     fd = os.open(folder / "starting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -146,7 +140,7 @@ def _start(folder: Path, capacity: int) -> bool:
             return True
         program = find_program()
         for _ in range(5):  # another program may take the port before the server does
-            failed = _run(folder, program, capacity)
+            failed = _run(folder, program, host, capacity)
             if failed is None:
                 return True
         raise RuntimeError(f"the server of this node cannot be started: {failed}")
@@ -156,10 +150,10 @@ def _start(folder: Path, capacity: int) -> bool:
         os.close(fd)
 
 
-def _run(folder: Path, program: str, capacity: int) -> str | None:
+def _run(folder: Path, program: str, host: str, capacity: int) -> str | None:
     """Why it does not run, if so."""
     address = {
-        "host": _HOST, "port": _free_port(), "password": secrets.token_hex(32),
+        "host": host, "port": free_port(host), "password": secrets.token_hex(32),
         "capacity": capacity,
     }  # fmt: skip
     order = {
@@ -197,9 +191,10 @@ def _config(address: dict[str, Any]) -> str:
     )
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
+def free_port(host: str = LOOPBACK) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
 

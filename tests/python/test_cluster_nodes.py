@@ -1,0 +1,202 @@
+"""Servers that the nodes of one job run together, under torchrun. Nodes are pretended: each has a
+folder of its own for its server; and, where that is permitted, a network of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from kernel import root_only
+from stocache._cluster import spawn
+
+HERE = Path(__file__).parent
+LENGTH = 96
+RANKS = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def program():
+    try:
+        spawn.find_program()
+    except RuntimeError as error:
+        pytest.skip(f"{error}; servers of several nodes are not covered")
+
+
+def launch(folder, master, fronts, extra=None, scenarios=()):
+    """What each rank saw in cluster_ranks.py; ``fronts`` is how a program is run on each node."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = []
+    try:
+        for node, front in enumerate(fronts):
+            (folder / f"tmp{node}").mkdir()
+            env = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(
+                    filter(None, [str(HERE), os.environ.get("PYTHONPATH")])
+                ),
+                "OMP_NUM_THREADS": "1",
+                "TMPDIR": str(folder / f"tmp{node}"),
+                "STOCACHE_SECRET": f"words of node {node}",
+                "STOCACHE_CLUSTER_TIMEOUT": "5",
+                **(extra or {}),
+            }
+            command = [
+                *front, sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(fronts)}",
+                f"--nproc-per-node={RANKS // len(fronts)}", f"--node-rank={node}",
+                f"--master-addr={master}", f"--master-port={port}",
+                str(HERE / "cluster_ranks.py"), str(folder), *scenarios,
+            ]  # fmt: skip
+            started.append(
+                subprocess.Popen(
+                    command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    text=True, start_new_session=True,
+                )
+            )  # fmt: skip
+        for process in started:
+            out, _ = process.communicate(timeout=400)
+            assert process.returncode == 0, out
+    finally:
+        for process in started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            process.stdout.close()
+    answers = [json.loads((folder / f"rank{k}.json").read_text()) for k in range(RANKS)]
+    for answer in answers:
+        failed = [each for each in answer.values() if isinstance(each, dict) and "error" in each]
+        assert not failed, failed[0]["error"]
+    return answers
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nodes")
+    answers = launch(folder, "127.0.0.1", [[], []])
+    return folder, lambda scenario: [answer[scenario] for answer in answers]
+
+
+def once_each(numbers):
+    return Counter(numbers) == Counter(range(LENGTH))
+
+
+@pytest.mark.parametrize("scenario", ["spawned", "workers"])
+def test_two_nodes_read_each_sample_from_the_source_once(nodes, scenario):
+    answers = nodes[1](scenario)
+    for epoch in range(3):
+        assert once_each(number for answer in answers for number in answer["seen"][epoch])
+    assert once_each(answers[0]["loads"]), "each sample once, whichever node"
+    for answer in answers:
+        assert answer["servers"] == answers[0]["servers"], "the same list, spelled the same"
+        assert len(answer["servers"]) == 2 and answer["forged"] == 0
+        assert sum(answer["samples"]) == LENGTH and min(answer["samples"]) > 0
+        assert answer["listens"] == ["127.0.0.1"] * 2, "one machine needs no other address"
+
+
+def test_control_nodes_that_keep_to_themselves_read_more(nodes):
+    answers = nodes[1]("apart")
+    loads = Counter(answers[0]["loads"])
+    assert max(loads.values()) == 2, "the count of loads does not notice"
+    by_node = {answer["node"]: answer["servers"] for answer in answers}
+    assert all(len(servers) == 1 for servers in by_node.values()) and by_node[0] != by_node[1]
+
+
+def test_the_secret_of_the_first_rank_is_that_of_all(nodes):
+    agreed = nodes[1]("agreed")
+    assert all(each == agreed[0] for each in agreed)
+    assert agreed[0][1] == "words of node 0"
+
+
+def test_the_trouble_of_one_rank_is_told_to_all(nodes):
+    assert set(nodes[1]("trouble")) == {"rank 3: there is no server to spawn"}
+
+
+def test_a_rank_that_asks_for_another_capacity_is_told_and_waits_for_nobody(nodes):
+    (said,) = nodes[1]("capacity")[1]
+    assert "capacity_per_node=64.0 MiB, which counts" in said
+
+
+def test_the_loader_of_bagua_finds_what_another_node_computed(nodes):
+    for answer in nodes[1]("loader"):
+        assert answer == {"found": [key * key for key in range(20)], "keys": 20}
+
+
+def test_no_server_is_left(nodes):
+    for _ in range(600):
+        if not list(nodes[0].glob("tmp*/stocache-server-*/address")):
+            return
+        time.sleep(0.1)
+    raise AssertionError("a server outlives its job")
+
+
+# Networks of their own
+
+
+class Network:
+    """Two network namespaces with a cable between them, and nothing else."""
+
+    def __init__(self) -> None:
+        self.holders = []
+        try:
+            for _ in range(2):
+                holder = subprocess.Popen(
+                    ["unshare", "-n", "sh", "-c", "echo; exec sleep 900"], stdout=subprocess.PIPE
+                )
+                self.holders.append(holder)
+                if holder.stdout.readline() != b"\n":
+                    raise OSError("unshare -n is not permitted")
+            one, two = (["nsenter", "-t", str(each.pid), "-n"] for each in self.holders)
+            self.fronts = [one, two]
+            peer = ["peer", "name", "stocache1", "netns", str(self.holders[1].pid)]
+            self.run(one, "link", "add", "stocache0", "type", "veth", *peer)
+            for number, front in enumerate(self.fronts):
+                device = f"stocache{number}"
+                self.run(front, "addr", "add", f"10.98.0.{number + 1}/24", "dev", device)
+                self.run(front, "link", "set", device, "up")
+                self.run(front, "link", "set", "lo", "up")
+        except OSError:
+            self.close()
+            raise
+
+    def run(self, front, *words):
+        done = subprocess.run([*front, "ip", *words], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+    def close(self):
+        for holder in self.holders:
+            holder.kill()
+            holder.wait()
+            holder.stdout.close()
+
+
+@root_only
+def test_servers_listen_where_other_nodes_reach_them_and_nowhere_else(tmp_path):
+    try:
+        network = Network()
+    except OSError as error:
+        pytest.skip(f"{error}; nodes with networks of their own are not covered")
+    try:
+        fronts = [
+            [*front, "env", f"GLOO_SOCKET_IFNAME=stocache{number}"]
+            for number, front in enumerate(network.fronts)
+        ]
+        answers = launch(tmp_path, "10.98.0.1", fronts, scenarios=["spawned"])
+    finally:
+        network.close()
+    answers = [answer["spawned"] for answer in answers]
+    assert once_each(answers[0]["loads"]), "each sample once, whichever node"
+    for answer in answers:
+        assert answer["servers"] == answers[0]["servers"]
+        hosts = [place.rpartition(":")[0] for place in answer["servers"]]
+        assert hosts == ["10.98.0.1", "10.98.0.2"]
+        assert answer["listens"] == [hosts[answer["node"]]], "there alone, and not everywhere"
