@@ -51,6 +51,8 @@ class Size:
 
 SMALL = Size("3 KB", (3, 32, 32), 196 * BATCH)  # as many as CIFAR-10 has
 LARGE = Size("150 KB", (3, 224, 224), 12 * BATCH)
+SHORT = 0.1
+"""Seconds; epochs that take less are repeated."""
 
 paths_made: list[str] = []
 """Of every cache made here, to see at the end that none was left behind."""
@@ -294,7 +296,7 @@ def own_loader(table: Table, progress: tqdm[None], rounds: int) -> None:
                 "theirs, read": epoch(peer, size.samples, read=True),
                 "ours, first": first_batch(fast),
             }
-            times = interleave(sides, rounds, progress)
+            times = interleave(sides, rounds, progress, at_least=SHORT)
             del sides, fast, peer
             gc.collect()
         what = f"warm epoch, {size.words}, stocache.DataLoader"
