@@ -219,7 +219,8 @@ def test_what_was_asked_for_wrongly_is_told():
     for cluster, words in (
         ("10.0.0.1:7000", 'use "redis://host:port,host:port"'),
         ("redis://", "there is no host"),
-        ("rediss://a:1", "TLS"),
+        ("rediss://", "there is no host"),
+        ("redisx://a:1", 'use "redis://host:port,host:port"'),
         (7, 'use "redis://host:port,host:port"'),
     ):
         with pytest.raises((ValueError, TypeError), match=words) as raised:
@@ -229,6 +230,10 @@ def test_what_was_asked_for_wrongly_is_told():
         CachedDataset(Counted(), "16MiB", ttl=3)
     with pytest.raises(ValueError, match="already"):
         node(Counted(), "redis://a:1", capacity_per_node="1GiB")
+    with pytest.raises(ValueError, match="needs capacity_per_node="):
+        node(Counted(), "redis://a:1", dataset_size="1GiB")
+    with pytest.raises(ValueError, match="needs cluster="):
+        CachedDataset(Counted(), "16MiB", dataset_size="1GiB")
     with pytest.raises(ValueError, match='use "redis"'):
         CachedDataset(Counted(), backend="memcached")
     with pytest.raises(ValueError, match="hosts"):

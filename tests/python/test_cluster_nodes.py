@@ -102,6 +102,31 @@ def test_two_nodes_read_each_sample_from_the_source_once(nodes, scenario):
         assert answer["listens"] == ["127.0.0.1"] * 2, "one machine needs no other address"
 
 
+@pytest.mark.parametrize("scenario", ["warmed", "warmed again"])
+def test_each_sample_is_warmed_by_one_node(nodes, scenario):
+    answers = nodes[1](scenario)
+    assert once_each(answers[0]["loads"])
+    for answer in answers:
+        assert answer["loads"] == answers[0]["loads"], "nobody goes on before all are done"
+        assert answer["seen"] == list(range(LENGTH))
+        assert answer["in_memory"] == (LENGTH if scenario == "warmed" else answer["in_memory"])
+
+
+def test_a_rank_that_warms_alone_waits_for_nobody(nodes):
+    assert once_each(nodes[1]("warmed alone")[0]["loads"])
+
+
+def test_nodes_have_cells_of_servers(nodes):
+    answers = nodes[1]("cells")
+    by_node = {answer["node"]: answer["servers"] for answer in answers}
+    assert all(len(servers) == 1 for servers in by_node.values()) and by_node[0] != by_node[1]
+    for answer in answers:
+        assert answer["servers"] == by_node[answer["node"]]
+        assert answer["seen"] == list(range(LENGTH))
+        assert answer["keys"] == LENGTH, "each cell has a copy"
+        assert answer["left"] == 0, "who clears clears all cells"
+
+
 def test_control_nodes_that_keep_to_themselves_read_more(nodes):
     answers = nodes[1]("apart")
     loads = Counter(answers[0]["loads"])

@@ -84,7 +84,10 @@ class _Connection:
         self._socket = socket.create_connection((address.host, address.port), _PATIENCE)
         try:
             if address.is_encrypted:
-                context = ssl.create_default_context()
+                files = dict(address.files)
+                context = ssl.create_default_context(cafile=files.get("ca"))
+                if "cert" in files:
+                    context.load_cert_chain(files["cert"], files.get("key"))
                 self._socket = context.wrap_socket(self._socket, server_hostname=address.host)
             self._file = self._socket.makefile("rb")
             if address.password:

@@ -1,6 +1,6 @@
 //! All servers of a cluster, as this process uses them.
 
-use super::address::Address;
+use super::address::{Address, Servers};
 use super::budget::{Budget, Trouble, wait_of_environment};
 use super::connection::{Connection, Reply};
 use super::link::{Found, Link, MAX_VALUE, Outcome, ServerStats, Wanted};
@@ -35,8 +35,8 @@ const MOST_SWEEPS: usize = 3;
 /// A dataset on servers.
 #[derive(Clone)]
 pub struct ClusterOptions {
-    /// One at least.
-    pub servers: Vec<Address>,
+    /// And of which cell this node is.
+    pub servers: Servers,
     /// Of the dataset; people see it in the names of values.
     pub name: String,
     /// What its samples depend on.
@@ -151,7 +151,8 @@ impl ClusterStore {
             );
             return Err(Error::new(Kind::Argument, message));
         }
-        if options.servers.is_empty() {
+        let Servers { all, cell } = &options.servers;
+        if cell.is_empty() || cell.end > all.len() {
             return Err(Error::new(Kind::Argument, "there is no server; give one at least"));
         }
         Ok(Self {
@@ -287,7 +288,8 @@ impl ClusterStore {
                     Ok(found)
                 };
             let mut sent = Vec::new();
-            let outcome = link.receive(wanted, count, &mut budget, &mut arrived, &mut sent);
+            let first = budgets.is_empty() && all_sent.is_empty();
+            let outcome = link.receive(wanted, count, &mut budget, &mut arrived, &mut sent, first);
             let trouble = link.settle(outcome).is_none();
             received.errors += u64::from(trouble);
             if link.was_turned_away() || trouble && table.is_native() {
@@ -435,7 +437,7 @@ impl ClusterStore {
 
     /// The server that such a value is on.
     pub fn address_of(&self, key: u128) -> String {
-        self.options.servers[self.server(key as u64)].to_string()
+        self.options.servers.all[self.server(key as u64)].to_string()
     }
 
     /// Takes such a value to be written; false if its server takes nothing now.
@@ -488,7 +490,7 @@ impl ClusterStore {
 
     // All samples
 
-    /// Removes all values of this dataset from the servers.
+    /// Removes all values of this dataset from all servers, those of other cells, too.
     pub fn clear(&self) -> Result<()> {
         let began = Instant::now();
         let mut last = None;
@@ -555,7 +557,7 @@ impl ClusterStore {
         Ok(moved)
     }
 
-    /// What each server holds of this dataset, and in all. Looks through all names there.
+    /// What each server of the cell holds of this dataset, and in all. Looks through all names there.
     pub fn holdings(&self) -> Vec<Holding> {
         let of = |node: &Arc<Node>| {
             let mut link = locked(&node.link);
@@ -567,7 +569,7 @@ impl ClusterStore {
             let nothing = Holding { address: node.address.to_string(), ..Holding::default() };
             link.settle(outcome).unwrap_or(nothing)
         };
-        self.routes().known(Instant::now() + STEP).holders().iter().map(of).collect()
+        self.routes().known(Instant::now() + STEP).of_the_cell().iter().map(of).collect()
     }
 
     fn holding(&self, link: &mut Link, address: &Address) -> Outcome<Holding> {
@@ -656,13 +658,10 @@ impl ClusterStore {
 
     // What this process saw
 
-    /// Of each server that has values.
+    /// Of each server of the cell.
     pub fn stats(&self) -> Vec<ServerStats> {
-        let of = |node: &Arc<Node>| {
-            let link = locked(&node.link);
-            ServerStats { resting: link.is_resting(), ..link.seen.clone() }
-        };
-        self.routes().table().holders().iter().map(of).collect()
+        let of = |node: &Arc<Node>| locked(&node.link).stats();
+        self.routes().table().of_the_cell().iter().map(of).collect()
     }
 
     /// What people should know, once each.

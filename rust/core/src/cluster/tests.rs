@@ -103,7 +103,7 @@ impl Server {
     }
 
     fn raw(&self) -> (Connection, Budget) {
-        let address = &parse_addresses(&url(&[self.port])).unwrap()[0];
+        let address = &parse_servers(&url(&[self.port])).unwrap().all[0];
         let mut budget = Budget::new(Duration::from_secs(10), soon());
         (Connection::open(address, &mut budget).unwrap(), budget)
     }
@@ -126,7 +126,7 @@ fn url(ports: &[u16]) -> String {
 }
 
 pub(crate) fn store(url: &str, secret: &[u8], fingerprint: u128) -> ClusterStore {
-    let servers = parse_addresses(url).unwrap();
+    let servers = parse_servers(url).unwrap();
     let name = "test".into();
     let secret = secret.to_vec();
     ClusterStore::new(ClusterOptions { servers, name, fingerprint, secret, ttl: Duration::ZERO })
@@ -412,7 +412,7 @@ fn a_password_is_asked_for_and_a_wrong_one_is_told() {
 #[test]
 fn a_ttl_is_given_to_the_server() {
     let Some(server) = Server::start("") else { return };
-    let servers = parse_addresses(&url(&[server.port])).unwrap();
+    let servers = parse_servers(&url(&[server.port])).unwrap();
     let (name, secret) = ("test".into(), b"secret".to_vec());
     let ttl = Duration::from_millis(1);
     let options = ClusterOptions { servers, name, fingerprint: FINGERPRINT, secret, ttl };
@@ -556,7 +556,7 @@ fn trouble_is_told_without_a_secret() {
     ];
     assert!(all.iter().all(|trouble| trouble.in_words().lines().count() == 1));
     let options = ClusterOptions {
-        servers: parse_addresses("redis://u:word@h:1").unwrap(),
+        servers: parse_servers("redis://u:word@h:1").unwrap(),
         name: "a b".into(),
         fingerprint: 0,
         secret: Vec::new(),
