@@ -76,7 +76,7 @@ def warmed(what: str, **options) -> dict:
         loads = sorted(dataset.dataset.loads().elements())
         in_memory = dataset.stats().filled
         dist.barrier()
-        seen = [int(number) for _, number in dataset]
+        seen = [int(number) for number, _ in dataset]
         dist.barrier()
         return {"loads": loads, "in_memory": in_memory, "seen": seen, "node": NODE}
 
@@ -93,7 +93,7 @@ def warmed_by_one() -> dict:
 def in_cells() -> dict:
     """Of two servers each node needs one: it has no connection to the other."""
     with made("cells", cluster="spawn", dataset_size=CAPACITY // 2) as dataset:
-        seen = [int(number) for _, number in dataset]
+        seen = [int(number) for number, _ in dataset]
         dataset.flush()
         dist.barrier()
         servers = [each["address"] for each in dataset.cluster_servers()]

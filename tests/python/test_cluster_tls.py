@@ -184,7 +184,8 @@ def refused(url, words):
     with pytest.warns(RuntimeWarning, match=words) as told, made(url, memory=1) as dataset:
         check(dataset)
         assert dataset.stats().cluster.hits == 0
-    assert len(told) == 1 and WORD not in str(told[0].message)
+    told = [str(each.message) for each in told if "the server " in str(each.message)]
+    assert len(told) == 1 and WORD not in told[0], told
 
 
 def test_a_server_that_somebody_else_signed_is_not_used(server, papers):
@@ -240,7 +241,7 @@ def test_a_stopped_server_costs_one_warning_and_no_sample(server, papers, monkey
                     check(dataset)
         finally:
             server.signal(signal.SIGCONT)
-    assert len(told) == 1
+    assert sum("the server " in str(each.message) for each in told) == 1
 
 
 def test_files_that_cannot_be_used_are_told_at_once(papers):

@@ -198,8 +198,11 @@ mod tests {
         assert_eq!(shown("redis://:wh?t@g:1,h:1?cell=0-0"), ["g:1  wh?t", "h:1  wh?t"]);
         assert_eq!(parse_servers("redis://a,b,c,d").unwrap().cell, 0..4);
         assert_eq!(parse_servers("redis://a,b,c,d/?cell=1-2").unwrap().cell, 1..3);
-        let servers = parse_servers("rediss://a:7,b").unwrap();
-        assert!(servers.all.iter().all(|address| address.tls.is_some()));
+        let ca = crate::cluster::tls::signer("address");
+        let text = format!("rediss://a:7,b?ca={}&cell=1-1", ca.display());
+        let servers = parse_servers(&text).unwrap();
+        assert!(servers.all.iter().all(|address| address.tls.is_some()) && servers.cell == (1..2));
+        std::fs::remove_file(ca).unwrap();
     }
 
     #[test]

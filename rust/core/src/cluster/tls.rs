@@ -108,3 +108,24 @@ fn unread(what: &str, path: &Path, why: &dyn Display) -> Error {
 fn wrong(message: String) -> Error {
     Error::new(Kind::Argument, message)
 }
+
+/// Somebody who signs, for tests; a file of this process.
+#[cfg(test)]
+pub(super) fn signer(name: &str) -> PathBuf {
+    const PEM: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBfzCCASWgAwIBAgIUL/ikxj3b3QUInbGNQXD7XWAscWkwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJb2YgYSB0ZXN0MCAXDTI2MTExODIwMzMxN1oYDzIxMjYxMDI1
+MjAzMzE3WjAUMRIwEAYDVQQDDAlvZiBhIHRlc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAARXJ8R+xuVffTbW3395Q/4eIVDKIWjF9Uj0qaffTi+m+xAjfdbr/B6h
+l03e7uMnC1Ldjj5RKmTNEtbL7T8DWotLo1MwUTAdBgNVHQ4EFgQU/oFTBWULbkfp
+euysjsD9Ntgfpp4wHwYDVR0jBBgwFoAU/oFTBWULbkfpeuysjsD9Ntgfpp4wDwYD
+VR0TAQH/BAUwAwEB/zAKBggqhkjOPQQDAgNIADBFAiBQVLbR7dIm0QI6jerJ9NqS
+YDWL30/u/kpQLGPHMIItNwIhAK+QZCFKgEAXvit4Zumi5iUKw1D2xKgGNxVkPE10
+GDm+
+-----END CERTIFICATE-----
+";
+    let path = std::env::temp_dir().join(format!("stocache-{name}-{}.pem", std::process::id()));
+    std::fs::write(&path, PEM).unwrap();
+    path
+}
