@@ -308,6 +308,7 @@ def test_a_server_that_is_cut_off_costs_one_wait_and_is_used_again(tmp_path):
         network.run(network.fronts[1], "link", "set", "stocache1", "up")
         go_on()
         says("again")
+        assert program.wait(60) == 0
     finally:
         for process in started:
             process.kill()
