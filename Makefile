@@ -22,7 +22,7 @@ TORCH ?= $(lastword $(TORCHES))
 PYTEST_JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 PYTEST := -m pytest -q -n $(PYTEST_JOBS) --dist worksteal -p no:cacheprovider
 
-.PHONY: help demo demo-cpp test test-long rust-tests test-rust test-python test-ecosystem test-wheel \
+.PHONY: help demo demo-cpp test test-long rust-tests redis test-rust test-python test-ecosystem test-wheel \
         test-torch test-torch-all test-tch lint format bench bench-peers bench-ffcv bench-core build wheel clean
 
 help: ## Show this list
@@ -54,18 +54,22 @@ test-long: lint ## The same with the full counts of kills and reads, and in an e
 	$(MAKE) test-wheel; \
 	echo; echo "All checks passed at these counts:"; sort -u "$$STOCACHE_COUNTS"
 
+# Redis itself, for the tests of the cluster; they do without it, and say so.
+redis:
+	@tools/redis-server build/redis
+
 rust-tests:
 	$(CARGO_TEST) --no-run --test '*'
 	$(CARGO_TEST) --no-run --features faults --lib --test controls
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --no-run --release --lib models
 
-test-rust: ## Core tests: units, models, tortures and their controls
+test-rust: redis ## Core tests: units, models, tortures and their controls
 	$(CARGO_TEST) --no-fail-fast --test '*'
 	$(CARGO_TEST) --no-fail-fast --features faults --lib --test controls
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --lib models
 
 # From another folder, so that nothing but the installed package can be imported.
-test-python: build ## Python tests, against the installed package
+test-python: build redis ## Python tests, against the installed package
 	cd "$$(mktemp -d)" && "$(ROOT)/$(PY)" $(PYTEST) -c "$(ROOT)/pyproject.toml" \
 	  --rootdir "$(ROOT)" "$(ROOT)/tests/python" $(PYTEST_ARGS)
 

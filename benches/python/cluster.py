@@ -1,6 +1,6 @@
 """Samples on servers against Bagua's way to them: one table, exit status 1 if a target is missed.
 
-python benches/python/cluster.py [--only reads epochs memory writes bagua pays] [--rounds N]
+python benches/python/cluster.py [--only reads epochs memory writes trouble bagua pays] [--rounds N]
     [--json PATH]
 
 Bagua's way is GET of redis-py and pickle, sample by sample. Both sides ask the same server, a real
@@ -16,10 +16,12 @@ import os
 import pickle
 import random
 import resource
+import signal
 import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ import numpy as np
 import redis
 import stocache
 import torch
-from measure import Table, Timings, interleave, run, show_seconds
+from measure import Table, Timings, interleave, run, show_seconds, timed
 from stocache import CachedDataset, CacheLoader
 from stocache._cluster import spawn
 from torch import Tensor
@@ -346,6 +348,35 @@ def writes(table: Table, progress: Any, rounds: int) -> None:
         table.at_most(what, ratio, 1.05, words, " x")
 
 
+def trouble(table: Table, progress: Any, rounds: int) -> None:
+    """A server that hangs, once it was given up; what it is tried again for is in the times."""
+    source = Samples(SIZES["150 KB"][0], 320, SOURCE_SECONDS)
+    with server() as at, contextlib.closing(cached(source, at.url)) as dataset:
+        os.kill(at.process.pid, signal.SIGSTOP)
+        began = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            dataset.__getitems__([0])
+        once = time.perf_counter() - began
+
+        def read(samples: Any) -> None:
+            for first in range(0, len(source), BATCH):
+                indices = range(first, min(first + BATCH, len(source)))
+                if samples is dataset:
+                    dataset.__getitems__(indices)
+                else:
+                    [source[idx] for idx in indices]
+
+        sides = {"hung": timed(lambda: read(dataset)), "without": timed(lambda: read(source))}
+        times = interleave(sides, max(3, rounds // 2), progress)
+    table.info("first sample, whose server hangs", once, show_seconds(once))
+    ratio = times.ratio("hung", "without")
+    words = f"{ratio:.3f} x  ({show_seconds(times.median('hung'))} / "
+    words += f"{show_seconds(times.median('without'))})"
+    what = "epoch of a source of 3 ms while a server hangs: time / without a cache"
+    table.at_most(what, ratio, 1.05, words, " x")
+
+
 # Bagua's own table
 
 
@@ -391,8 +422,8 @@ def pays(table: Table, progress: Any, rounds: int) -> None:
 
 
 SECTIONS = {
-    "reads": reads, "epochs": epochs, "memory": memory, "writes": writes, "bagua": bagua,
-    "pays": pays,
+    "reads": reads, "epochs": epochs, "memory": memory, "writes": writes, "trouble": trouble,
+    "bagua": bagua, "pays": pays,
 }  # fmt: skip
 
 

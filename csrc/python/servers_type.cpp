@@ -31,13 +31,14 @@ PyObject* server_dicts(const ::rust::Vec<bridge::ClusterServer>& servers) {
   PyObject* list = PyList_New(0);
   for (const auto& s : servers) {
     PyObject* samples = s.answers ? PyLong_FromUnsignedLongLong(s.samples) : Py_NewRef(Py_None);
-    PyObject* dict =
-        Py_BuildValue("{s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N,s:N,s:K,s:K,s:s}", "address",
-                      std::string(s.address).c_str(), "hits", s.hits, "misses", s.misses, "fills",
-                      s.fills, "dropped", s.dropped, "forged", s.forged, "errors", s.errors,
-                      "bytes_read", s.bytes_read, "bytes_written", s.bytes_written, "resting",
-                      PyBool_FromLong(s.resting), "samples", samples, "used_bytes", s.used_bytes,
-                      "max_bytes", s.max_bytes, "version", std::string(s.version).c_str());
+    const auto seconds = [&s](size_t at) { return static_cast<double>(s.latency_nanos[at]) / 1e9; };
+    PyObject* dict = Py_BuildValue(
+        "{s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:{s:d,s:d,s:d},s:N,s:N,s:K,s:K,s:s}", "address",
+        std::string(s.address).c_str(), "hits", s.hits, "misses", s.misses, "fills", s.fills,
+        "dropped", s.dropped, "forged", s.forged, "errors", s.errors, "bytes_read", s.bytes_read,
+        "bytes_written", s.bytes_written, "latency", "p50", seconds(0), "p90", seconds(1), "p99",
+        seconds(2), "resting", PyBool_FromLong(s.resting), "samples", samples, "used_bytes",
+        s.used_bytes, "max_bytes", s.max_bytes, "version", std::string(s.version).c_str());
     if (!list || !dict || PyList_Append(list, dict) != 0) return nullptr;
     Py_DECREF(dict);
   }

@@ -60,6 +60,9 @@ class CachedDataset(Dataset[Sample]):
             is sent there, and other nodes, and later runs, find it under ``name``.
         capacity_per_node: With cluster="spawn", the most that this node's server may take.
         ttl: How many seconds values stay on the servers; None: until they are cleared or evicted.
+        dataset_size: About how much all samples take on servers. With ``capacity_per_node`` it says
+            how many servers one copy needs; a node then uses so many of its neighbours, and no
+            others. None: all servers hold one copy.
         transform: Runs on every sample that is handed out, cached or not. Random augmentation
             belongs here; what ``dataset`` does is done once. A function gets the whole sample, and
             so does a transform of torchvision's v2, which finds the images in it; one of
@@ -101,6 +104,7 @@ class CachedDataset(Dataset[Sample]):
         cluster: str | None = None,
         capacity_per_node: int | float | str | None = None,
         ttl: float | None = None,
+        dataset_size: int | str | None = None,
         disk: int | float | str | None = None,
         disk_path: str | os.PathLike[str] | None = None,
         key: Callable[[int], Any] | None = None,
@@ -154,7 +158,7 @@ class CachedDataset(Dataset[Sample]):
         servers = clusters.of_words(
             cluster, capacity_per_node, ttl, backend=backend, hosts=hosts,
             cluster_mode=cluster_mode, dataset_name=dataset_name,
-            writer_buffer_size=writer_buffer_size,
+            writer_buffer_size=writer_buffer_size, dataset_size=dataset_size,
         )  # fmt: skip
         records = Records()
         opened = open_records(
@@ -327,15 +331,18 @@ class CachedDataset(Dataset[Sample]):
         worker_init_fn: Callable[[int], Any] | None = None,
     ) -> CachedDatasetStats:
         """Fills the cache ahead of training: by workers, as a DataLoader does it, or by a single
-        one. No sample is loaded in this process."""
+        one. No sample is loaded in this process.
+
+        In a job of several ranks with a cluster each sample is loaded by one of those that call
+        this, after torch.distributed's init_process_group(); the others' come from the servers.
+        """
         samples = self._stocache
         wanted = range(samples.length) if indices is None else [samples.place(i) for i in indices]
-        missing = [i for i in wanted if samples.is_used() and not samples.records.contains(i)]
+        missing = samples.missing(wanted)
         if missing:
-            loader = in_workers(
-                Loads(self), missing, num_workers, multiprocessing_context, worker_init_fn
-            )
-            for _ in _with_progress(loader) if progress else loader:
+            options = (num_workers, multiprocessing_context, worker_init_fn)
+            loaded = samples.warmed(wanted, lambda some: in_workers(Loads(self), some, *options))
+            for _ in _with_progress(loaded, missing) if progress else loaded:
                 pass
         return self.stats()
 
@@ -476,12 +483,12 @@ def _some(length: int, count: int) -> list[int]:
     return random.SystemRandom().sample(range(length), min(length, count))
 
 
-def _with_progress(loader: Any) -> Any:
+def _with_progress(loaded: Any, count: int) -> Any:
     try:
         from tqdm import tqdm
     except ImportError:  # a bar is no reason to fail
-        return loader
-    return tqdm(loader, "warming the cache", unit=" samples")
+        return loaded
+    return tqdm(loaded, "warming the cache", count, unit=" samples")
 
 
 def _each(transform: Callable[[Any], Any], samples: Iterable[Any]) -> list[Any]:

@@ -28,7 +28,7 @@ CAPACITY = 64 << 20
 def made(what: str, **options) -> CachedDataset:
     source = Counted(FOLDER / f"loads-{what}", LENGTH, words=64)
     options = {"capacity_per_node": CAPACITY, "verbose": False, "probe": 0, **options}
-    return CachedDataset(source, "16MiB", **options)
+    return CachedDataset(source, options.pop("memory", "16MiB"), **options)
 
 
 def listening() -> dict[int, str]:
@@ -67,6 +67,44 @@ def visits(what: str, workers: int, **options) -> dict:
             "listens": [listens[port] for place in places
                         if (port := int(place.rpartition(":")[2])) in listens],
         }  # fmt: skip
+
+
+def warmed(what: str, **options) -> dict:
+    """Filled ahead by all ranks together, with workers; then an epoch of all samples in each."""
+    with made(what, cluster="spawn", **options) as dataset:
+        dataset.warm(num_workers=1, progress=False)
+        loads = sorted(dataset.dataset.loads().elements())
+        in_memory = dataset.stats().filled
+        dist.barrier()
+        seen = [int(number) for number, _ in dataset]
+        dist.barrier()
+        return {"loads": loads, "in_memory": in_memory, "seen": seen, "node": NODE}
+
+
+def warmed_by_one() -> dict:
+    """The others do not call it: nobody waits for them."""
+    with made("alone", cluster="spawn") as dataset:
+        if RANK == 1:
+            dataset.warm(progress=False)
+        dist.barrier()
+        return {"loads": sorted(dataset.dataset.loads().elements())}
+
+
+def in_cells() -> dict:
+    """Of two servers each node needs one: it has no connection to the other."""
+    with made("cells", cluster="spawn", dataset_size=CAPACITY // 2) as dataset:
+        seen = [int(number) for number, _ in dataset]
+        dataset.flush()
+        dist.barrier()
+        servers = [each["address"] for each in dataset.cluster_servers()]
+        keys = dataset.cache_loader.num_keys()
+        dist.barrier()
+        if RANK == 0:
+            dataset.clear()
+        dist.barrier()
+        left = dataset.cache_loader.num_keys()
+        dist.barrier()
+        return {"servers": servers, "seen": seen, "keys": keys, "left": left, "node": NODE}
 
 
 def trouble_of_one() -> str:
@@ -117,6 +155,10 @@ SCENARIOS = {
     "spawned": lambda: visits("spawned", 0, cluster="spawn"),
     "workers": lambda: visits("workers", 2, backend="redis", dataset_name="ds"),
     "apart": lambda: visits("apart", 0, cluster="spawn", cluster_mode=False),
+    "warmed": lambda: warmed("warmed"),
+    "warmed again": lambda: warmed("small", memory=1),
+    "warmed alone": warmed_by_one,
+    "cells": in_cells,
     "capacity": another_capacity,
     "loader": loader_of_bagua,
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,25 +16,53 @@ from pathlib import Path
 import pytest
 from stocache._cluster import spawn
 
+# Where `make test` puts Redis itself (tools/redis-server); the other program is Valkey, mostly.
+_REDIS = Path(__file__).parents[2] / "build" / "redis" / "redis-server"
+
+
+def programs() -> dict[str, str]:
+    """The servers that are here, by name."""
+    found = {}
+    with contextlib.suppress(RuntimeError):
+        program = spawn.find_program()
+        found["Redis" if Path(program).name == "redis-server" else "Valkey"] = program
+    redis = str(_REDIS) if os.access(_REDIS, os.X_OK) else shutil.which("redis-server")
+    if redis is not None:
+        found["Redis"] = redis
+    return found
+
 
 class Server:
     """A server of its own port, without a password unless ``config`` has one."""
 
-    def __init__(self, config: str = "", port: int | None = None) -> None:
-        try:
-            program = spawn.find_program()
-        except RuntimeError as error:
-            pytest.skip(f"{error}; nothing of the cluster is covered with a real server")
+    def __init__(
+        self, config: str = "", port: int | None = None, program: str | None = None,
+        tls: bool = False, at: str = "127.0.0.1",
+    ) -> None:  # fmt: skip
+        found = programs()
+        if program is not None and program not in found:
+            pytest.skip(f"there is no {program} here; what is asked of it is not covered")
+        if not found:
+            pytest.skip("there is no valkey-server or redis-server; no real server is covered")
+        path = found[program] if program is not None else next(iter(found.values()))
         self.port = port or spawn.free_port()
-        lines = f'port {self.port}\nbind 127.0.0.1\nsave ""\nappendonly no\n{config}\n'
+        listens = f"port 0\ntls-port {self.port}" if tls else f"port {self.port}"
+        self.at = at
+        both = f"{at} 127.0.0.2" if tls else at
+        self.lines = f'{listens}\nbind {both}\nsave ""\nappendonly no\n{config}\n'
+        self.path = path
+        self.start()
+
+    def start(self) -> None:
+        """Also again at the same port, and empty."""
         self.process = subprocess.Popen(
-            [program, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/"
+            [self.path, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/"
         )
-        self.process.stdin.write(lines.encode())
+        self.process.stdin.write(self.lines.encode())
         self.process.stdin.close()
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                socket.create_connection((self.at, self.port), 1).close()
                 return
             except OSError:
                 assert self.process.poll() is None, "the server ended"
@@ -86,7 +116,7 @@ def _port_of_member() -> int:
 
 
 @contextmanager
-def native_cluster(folder: Path) -> Iterator[list[Server]]:
+def native_cluster(folder: Path, program: str | None = None) -> Iterator[list[Server]]:
     """Three servers that run as one native cluster, with a third of the slots each."""
     servers: list[Server] = []
     try:
@@ -94,7 +124,7 @@ def native_cluster(folder: Path) -> Iterator[list[Server]]:
             home = folder / f"member-{at}"
             home.mkdir()
             config = f"cluster-enabled yes\ndir {home}"
-            servers.append(Server(config, _port_of_member()))
+            servers.append(Server(config, _port_of_member(), program))
             port = servers[-1].port
             ask(port, "CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
             ask(port, "CLUSTER", "SET-CONFIG-EPOCH", str(at + 1))

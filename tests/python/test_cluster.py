@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -85,6 +87,29 @@ def test_what_one_node_loaded_another_finds(server):
     assert (stats.cluster.hits, stats.filled, stats.misses) == (64, 64, 0), "from there to memory"
 
 
+def test_a_node_fetches_each_sample_once_however_many_ask(server):
+    with node(Counted(), server.url) as first:
+        check(first[i] for i in range(64))
+    source = Counted()
+    context = torch.multiprocessing.get_context("fork")
+    with node(source, server.url) as second:
+        begin = context.Barrier(4)
+
+        def read():
+            begin.wait(60)
+            check(second.__getitems__(list(range(64))))
+
+        readers = [context.Process(target=read) for _ in range(4)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+            assert reader.exitcode == 0
+        stats = second.stats()
+    assert source.loads.sum() == 0
+    assert (stats.cluster.hits, stats.filled) == (64, 64)
+
+
 def test_servers_of_a_native_cluster_are_one_store(tmp_path):
     with native_cluster(tmp_path) as servers:
         source = Counted()
@@ -122,13 +147,14 @@ def test_other_data_is_not_found(server):
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, DataLoader])
 def test_what_workers_load_is_there_when_they_have_ended(server, context, loader):
+    workers = 2 if context == "fork" else 1  # each of those imports torch
     with node(Counted(), server.url, memory="4MiB") as first:
-        batches = loader(first, batch_size=8, num_workers=2, multiprocessing_context=context)
+        batches = loader(first, batch_size=8, num_workers=workers, multiprocessing_context=context)
         assert sorted(torch.cat([label for _, label in batches]).tolist()) == list(range(64))
         assert first.cache_loader.num_keys() == 64
     other = Counted()
     with node(other, server.url) as second:
-        batches = loader(second, batch_size=8, num_workers=2, multiprocessing_context=context)
+        batches = loader(second, batch_size=8, num_workers=workers, multiprocessing_context=context)
         assert torch.cat([label for _, label in batches]).tolist() == list(range(64))
         assert second.stats().cluster.hits == 64
     assert other.loads.sum() == 0
@@ -192,7 +218,7 @@ def test_a_stopped_server_costs_one_warning_and_no_sample(server):
         with pytest.warns(RuntimeWarning, match="does not answer in time") as told:
             for _ in range(3):
                 check(dataset[i] for i in range(64))
-        assert count(told, "server") == 1
+        assert count(told, "the server ") == 1
         errors = dataset.stats().cluster.errors
         assert 1 <= errors <= 2, "left alone after that"
 
@@ -203,7 +229,7 @@ def test_a_killed_server_costs_one_warning_and_no_sample(server):
         server.stop()
         with pytest.warns(RuntimeWarning, match="cannot be reached") as told:
             check(dataset[i] for i in range(64))
-        assert count(told, "server") == 1
+        assert count(told, "the server ") == 1
 
 
 def test_no_server_at_all_is_no_error():
@@ -219,7 +245,8 @@ def test_what_was_asked_for_wrongly_is_told():
     for cluster, words in (
         ("10.0.0.1:7000", 'use "redis://host:port,host:port"'),
         ("redis://", "there is no host"),
-        ("rediss://a:1", "TLS"),
+        ("rediss://", "there is no host"),
+        ("redisx://a:1", 'use "redis://host:port,host:port"'),
         (7, 'use "redis://host:port,host:port"'),
     ):
         with pytest.raises((ValueError, TypeError), match=words) as raised:
@@ -229,6 +256,10 @@ def test_what_was_asked_for_wrongly_is_told():
         CachedDataset(Counted(), "16MiB", ttl=3)
     with pytest.raises(ValueError, match="already"):
         node(Counted(), "redis://a:1", capacity_per_node="1GiB")
+    with pytest.raises(ValueError, match="needs capacity_per_node="):
+        node(Counted(), "redis://a:1", dataset_size="1GiB")
+    with pytest.raises(ValueError, match="needs cluster="):
+        CachedDataset(Counted(), "16MiB", dataset_size="1GiB")
     with pytest.raises(ValueError, match='use "redis"'):
         CachedDataset(Counted(), backend="memcached")
     with pytest.raises(ValueError, match="hosts"):
@@ -443,6 +474,15 @@ def test_a_spawned_server_is_not_exposed_and_goes_with_its_last_user(program, tm
         assert listens(port) == ["0100007F"], "loopback alone"
         assert processes(password.encode()) == [], "in nobody's arguments"
         assert ask(port, "GET", "stocache:x")[0].startswith(b"-NOAUTH")
+        for nobody in (None, ("default", ""), ("stocache", ""), ("stocache", "word")):
+            for command in (("SET", "stocache:x", "y"), ("FLUSHALL",), ("REPLICAOF", "::1", "1")):
+                answers = ask(port, *command, login=nobody)
+                assert all(answer.startswith(b"-") for answer in answers), (nobody, command)
+        # Nor by way of a web page that a browser of this machine shows.
+        with socket.create_connection(("127.0.0.1", port), 10) as connection:
+            connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\n\r\nSET stocache:x y\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert b"+" not in connection.recv(1 << 16)
         login = ("stocache", password)
         assert ask(port, "SET", "stocache:x", "y", login=login) == [b"+OK", b"+OK"]
         for command in (
@@ -570,7 +610,7 @@ def test_the_address_of_a_node_is_one_that_others_reach(monkeypatch):
 
 
 def test_passwords_and_secrets_are_not_shown():
-    agreed = nodes.Agreed("redis://u:password@a:1", b"secret", 1)
+    agreed = nodes.Agreed("redis://u:password@a:1", b"secret", 1, 1)
     cluster = Cluster("redis://u:password@a:1", None, b"secret")
     for shown in (repr(agreed), repr(cluster)):
         assert "password" not in shown and "secret" not in shown

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 import torch
@@ -77,6 +80,39 @@ def test_ls_says_which_server_is_in_trouble(server):
     assert "wrong-word" not in done.stdout + done.stderr
     done = run("ls", "--cluster", "127.0.0.1:1")
     assert done.returncode == 2 and "redis://host:port" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n", b":7\r\n" * 400, b"*1\r\n" * 5000, b"$x\r\n",
+        b"$99999999999\r\n", b"+PONG\r\n" * 100 + b"+OK\r\n" * 9, b"", b"$-1\r\n" * 400,
+        b"+PONG\r\n" * 100 + b"$9\r\nx:1\r\ny:2\n\r\n" + b"*2\r\n$1\r\n0\r\n*1\r\n:1\r\n",
+    ],
+)  # fmt: skip
+def test_ls_believes_no_answer(answer):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def say():
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(1 << 16):
+                    pass
+
+        thread = threading.Thread(target=say)
+        thread.start()
+        done = run("ls", "--cluster", f"redis://127.0.0.1:{port}")
+        thread.join()
+    assert done.returncode == 1 and f"127.0.0.1:{port}: " in done.stderr
+
+
+def test_names_that_others_gave_do_nothing_to_a_terminal(server):
+    ask(server.port, "SET", "stocache:\x1b[2Jname:x:1", "y", login=("default", WORD))
+    done = run("ls", "--cluster", f"redis://:{WORD}@127.0.0.1:{server.port}")
+    assert "?[2Jname" in done.stdout and "\x1b" not in done.stdout
 
 
 def test_ls_shows_the_servers_that_jobs_run_here(tmp_path, monkeypatch):

@@ -3,12 +3,14 @@ folder of its own for its server; and, where that is permitted, a network of its
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections import Counter
 from pathlib import Path
@@ -80,8 +82,17 @@ def launch(folder, master, fronts, extra=None, scenarios=()):
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("nodes")
-    answers = launch(folder, "127.0.0.1", [[], []])
+    """One launch for all tests, also where several processes run them."""
+    shared = "PYTEST_XDIST_WORKER" in os.environ
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if shared else base) / "nodes"
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "answers.json").exists():
+            answers = launch(folder, "127.0.0.1", [[], []])
+            (folder / "answers.json").write_text(json.dumps(answers))
+    answers = json.loads((folder / "answers.json").read_text())
     return folder, lambda scenario: [answer[scenario] for answer in answers]
 
 
@@ -100,6 +111,31 @@ def test_two_nodes_read_each_sample_from_the_source_once(nodes, scenario):
         assert len(answer["servers"]) == 2 and answer["forged"] == 0
         assert sum(answer["samples"]) == LENGTH and min(answer["samples"]) > 0
         assert answer["listens"] == ["127.0.0.1"] * 2, "one machine needs no other address"
+
+
+@pytest.mark.parametrize("scenario", ["warmed", "warmed again"])
+def test_each_sample_is_warmed_by_one_node(nodes, scenario):
+    answers = nodes[1](scenario)
+    assert once_each(answers[0]["loads"])
+    for answer in answers:
+        assert answer["loads"] == answers[0]["loads"], "nobody goes on before all are done"
+        assert answer["seen"] == list(range(LENGTH))
+        assert answer["in_memory"] == (LENGTH if scenario == "warmed" else answer["in_memory"])
+
+
+def test_a_rank_that_warms_alone_waits_for_nobody(nodes):
+    assert once_each(nodes[1]("warmed alone")[0]["loads"])
+
+
+def test_nodes_have_cells_of_servers(nodes):
+    answers = nodes[1]("cells")
+    by_node = {answer["node"]: answer["servers"] for answer in answers}
+    assert all(len(servers) == 1 for servers in by_node.values()) and by_node[0] != by_node[1]
+    for answer in answers:
+        assert answer["servers"] == by_node[answer["node"]]
+        assert answer["seen"] == list(range(LENGTH))
+        assert answer["keys"] == LENGTH, "each cell has a copy"
+        assert answer["left"] == 0, "who clears clears all cells"
 
 
 def test_control_nodes_that_keep_to_themselves_read_more(nodes):
@@ -200,3 +236,84 @@ def test_servers_listen_where_other_nodes_reach_them_and_nowhere_else(tmp_path):
         hosts = [place.rpartition(":")[0] for place in answer["servers"]]
         assert hosts == ["10.98.0.1", "10.98.0.2"]
         assert answer["listens"] == [hosts[answer["node"]]], "there alone, and not everywhere"
+
+
+CUT_OFF = """
+    import sys, warnings
+    import torch
+    from stocache import CachedDataset
+    data = [(torch.full((9,), index), index) for index in range(40)]
+    dataset = CachedDataset(data, 1, cluster=sys.argv[1], probe=0, fingerprint="one",
+                            verbose=False)
+    def epoch():
+        assert [label for _, label in dataset] == list(range(40))
+        return dataset.stats().cluster
+    epoch()
+    assert dataset.flush() and epoch().hits == 40
+    print("connected", flush=True)
+    sys.stdin.readline()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        errors = [epoch().errors for _ in range(3)]
+    assert 1 <= errors[0] <= errors[2] <= 2 and dataset.stats().cluster.hits == 40, errors
+    told = [str(each.message) for each in told if "the server " in str(each.message)]
+    assert len(told) == 1 and "does not answer in time" in told[0], told
+    print("without", flush=True)
+    sys.stdin.readline()
+    warnings.simplefilter("ignore", RuntimeWarning)
+    while epoch().hits < 80:  # it rests at first
+        dataset.flush()
+    print("again", flush=True)
+"""
+
+
+@root_only
+def test_a_server_that_is_cut_off_costs_one_wait_and_is_used_again(tmp_path):
+    """Nobody says that the connection is gone: it is half open."""
+    try:
+        network = Network()
+    except OSError as error:
+        pytest.skip(f"{error}; nodes with networks of their own are not covered")
+    port, started = spawn.free_port(), []
+    try:
+        server = subprocess.Popen(
+            [*network.fronts[1], spawn.find_program(), "-"], stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        started.append(server)
+        lines = f'port {port}\nbind 10.98.0.2\nprotected-mode no\nsave ""\n'
+        server.stdin.write(lines.encode())
+        server.stdin.close()
+        env = {**os.environ, "STOCACHE_SECRET": "words", "STOCACHE_CLUSTER_TIMEOUT": "1"}
+        program = subprocess.Popen(
+            [*network.fronts[0], sys.executable, "-c", textwrap.dedent(CUT_OFF),
+             f"redis://10.98.0.2:{port}"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=env,
+        )  # fmt: skip
+        started.append(program)
+
+        def says(word):
+            said = program.stdout.readline()
+            assert said == f"{word}\n", program.stderr.read()
+
+        def go_on():
+            program.stdin.write("\n")
+            program.stdin.flush()
+
+        says("connected")
+        network.run(network.fronts[1], "link", "set", "stocache1", "down")
+        go_on()
+        says("without")
+        network.run(network.fronts[1], "link", "set", "stocache1", "up")
+        go_on()
+        says("again")
+        assert program.wait(60) == 0
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        network.close()

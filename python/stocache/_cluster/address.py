@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlencode
 
 _PORT = 6379
 _PLAIN, _TLS = "redis://", "rediss://"
+_FILES = ("ca", "cert", "key")
+_KNOWN = (*_FILES, "cell")
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,8 @@ class Address:
     user: str = field(repr=False)
     password: str = field(repr=False)
     scheme: str = _PLAIN
+    files: tuple[tuple[str, str], ...] = ()
+    """Of TLS: who signs certificates, and our own."""
 
     def __str__(self) -> str:
         """As the core spells it, and without the password: for people."""
@@ -27,21 +31,44 @@ class Address:
     def url(self) -> str:
         """Of this server alone, with its password."""
         user, password = quote(self.user, safe=""), quote(self.password, safe="")
-        return f"{self.scheme}{f'{user}:{password}@' if password or user else ''}{self}"
+        login = f"{user}:{password}@" if password or user else ""
+        return f"{self.scheme}{login}{self}{query_of(dict(self.files))}"
 
     @property
     def is_encrypted(self) -> bool:
         return self.scheme == _TLS
 
 
+def query_of(files: dict[str, str]) -> str:
+    """As it stands behind the servers."""
+    return f"?{urlencode(files, safe='/', quote_via=quote)}" if files else ""
+
+
+def split(url: str) -> tuple[str, str]:
+    """The servers, and what stands behind them. A password may have a question mark, too."""
+    for at, letter in enumerate(url):
+        query = url[at + 1 :]
+        known = query.startswith(tuple(f"{known}=" for known in _KNOWN))
+        if letter == "?" and (known or "@" not in query):
+            return url[:at], query
+    return url, ""
+
+
 def parse(url: str) -> list[Address]:
-    """Who is let in stands before the first of them, or before each."""
+    """Who is let in stands before the first of them, or before each. Of a cell, those alone."""
     scheme = next((each for each in (_PLAIN, _TLS) if url.startswith(each)), None)
     if scheme is None:
         raise ValueError(f"{_shown(url)} is no list of servers; use redis://host:port,host:port")
     found: list[Address] = []
     user = password = ""
-    places, _, _ = url.removeprefix(scheme).partition("?")
+    places, query = split(url.removeprefix(scheme))
+    options = {}
+    for part in query.split("&") if query else ():
+        what, _, value = part.partition("=")
+        if what not in _KNOWN or not value:
+            raise ValueError(f"nobody knows {part!r} in {_shown(url)}; use {', '.join(_KNOWN)}")
+        options[what] = unquote(value)
+    files = tuple((what, options[what]) for what in _FILES if what in options)
     for one in places.rstrip("/").split(","):
         login, at, place = one.strip().rpartition("@")
         if at:
@@ -56,12 +83,15 @@ def parse(url: str) -> list[Address]:
             raise ValueError(
                 f"{place!r} in {_shown(url)} is no server; use redis://host:port,host:port"
             )
-        found.append(Address(host, int(port or _PORT), user, password, scheme))
+        found.append(Address(host, int(port or _PORT), user, password, scheme, files))
+    if "cell" in options:
+        first, _, last = options["cell"].partition("-")
+        found = found[int(first) : int(last) + 1]
     return found
 
 
 def _shown(url: str) -> str:
     """Without passwords."""
     scheme, found, places = url.rpartition("://")
-    shown = ",".join(place.rpartition("@")[2] for place in places.split(","))
+    shown = ",".join(place.rpartition("@")[2] for place in split(places)[0].split(","))
     return repr(f"{scheme}{found}{shown}")

@@ -21,6 +21,8 @@ _AT_ONCE = 1000  # names that are asked for, or about
 _PINGS = 100
 _PATIENCE = 5.0  # seconds for an answer
 _LONGEST = 1 << 20  # of an answer, in bytes or in parts
+_DEEPEST = 4  # lists in lists
+_MOST_LISTS = 1 << 20  # of names; who gives more has no end
 
 
 class _Refused(Exception):
@@ -72,8 +74,10 @@ def _asked(address: Address) -> ServerInfo:
             found.latency = _latency(connection)
             _tell_of_itself(connection, found)
             found.datasets = _datasets(connection)
-    except (OSError, EOFError, ValueError, _Refused) as error:
-        found.trouble = str(error) or type(error).__name__
+    except (OSError, EOFError, _Refused) as error:
+        found.trouble = _plain(str(error)) or type(error).__name__
+    except (ValueError, TypeError, AttributeError):  # what it says makes no sense
+        found.trouble = "it is no Redis server, or one of another kind"
     return found
 
 
@@ -84,7 +88,10 @@ class _Connection:
         self._socket = socket.create_connection((address.host, address.port), _PATIENCE)
         try:
             if address.is_encrypted:
-                context = ssl.create_default_context()
+                files = dict(address.files)
+                context = ssl.create_default_context(cafile=files.get("ca"))
+                if "cert" in files:
+                    context.load_cert_chain(files["cert"], files.get("key"))
                 self._socket = context.wrap_socket(self._socket, server_hostname=address.host)
             self._file = self._socket.makefile("rb")
             if address.password:
@@ -113,7 +120,7 @@ class _Connection:
         self._socket.sendall(sent)
         return [self._answer() for _ in commands]
 
-    def _answer(self) -> Any:
+    def _answer(self, depth: int = 0) -> Any:
         line = self._file.readline(_LONGEST)
         if not line.endswith(b"\r\n"):
             raise EOFError("it closes the connection")
@@ -125,12 +132,12 @@ class _Connection:
         length = int(rest)
         if kind == b":":
             return length
-        if kind not in (b"$", b"*") or length > _LONGEST:
-            raise ValueError("it is no Redis server, or one of another kind")
+        if kind not in (b"$", b"*") or length > _LONGEST or depth > _DEEPEST:
+            raise ValueError
         if length < 0:
             return None
         if kind == b"*":
-            return [self._answer() for _ in range(length)]
+            return [self._answer(depth + 1) for _ in range(length)]
         words = self._file.read(length + 2)
         if len(words) != length + 2:
             raise EOFError("it closes the connection")
@@ -154,10 +161,17 @@ def _tell_of_itself(connection: _Connection, found: ServerInfo) -> None:
     lines = answer.decode("utf-8", "replace").splitlines()
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     valkey = fields.get("valkey_version")
-    found.version = f"Valkey {valkey}" if valkey else f"Redis {fields.get('redis_version', '?')}"
+    found.version = _plain(
+        f"Valkey {valkey}" if valkey else f"Redis {fields.get('redis_version', '?')}"
+    )
     found.used_bytes = int(fields.get("used_memory", 0))
     found.max_bytes = int(fields.get("maxmemory", 0))
-    found.policy = fields.get("maxmemory_policy", "")
+    found.policy = _plain(fields.get("maxmemory_policy", ""))
+
+
+def _plain(text: str) -> str:
+    """Without what would do something to a terminal: others write to servers, too."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _datasets(connection: _Connection) -> list[DatasetInfo]:
@@ -168,7 +182,7 @@ def _datasets(connection: _Connection) -> list[DatasetInfo]:
         seen.update(new)  # a name may come twice
         lengths = connection.ask_all([("STRLEN", name) for name in new])
         for name, length in zip(new, lengths, strict=True):
-            parts = name.decode("utf-8", "replace").split(":")
+            parts = _plain(name.decode("utf-8", "replace")).split(":")
             which = (parts[1], parts[2]) if len(parts) == 4 else ("?", "")
             dataset = found.setdefault(which, DatasetInfo(*which))
             dataset.samples += 1
@@ -181,7 +195,7 @@ def _datasets(connection: _Connection) -> list[DatasetInfo]:
 
 def _names(connection: _Connection) -> Iterator[list[bytes]]:
     cursor = b"0"
-    while True:
+    for _ in range(_MOST_LISTS):
         cursor, names = connection.ask(
             "SCAN", cursor, "MATCH", _PREFIX + b"*", "COUNT", str(_AT_ONCE)
         )
@@ -189,3 +203,4 @@ def _names(connection: _Connection) -> Iterator[list[bytes]]:
             yield names
         if cursor == b"0":
             return
+    raise ValueError

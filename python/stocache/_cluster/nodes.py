@@ -31,6 +31,12 @@ class Agreed:
     """None: that of each."""
     capacity: int
     """Of this node's server."""
+    least: int
+    """The smallest capacity of all."""
+    place: int = 0
+    """Of this node's server among all."""
+    count: int = 1
+    """So many servers."""
 
 
 # Once for a job: the next dataset has the same servers, also if not all ranks make one.
@@ -43,7 +49,8 @@ def servers(capacity: int, several: bool) -> Agreed:
     here = local_ranks()
     if not several or count <= here:
         server = spawn.join(capacity)
-        return _told(Agreed(spawn.url_of([server]), None, server["capacity"]), capacity)
+        mine = server["capacity"]
+        return _told(Agreed(spawn.url_of([server]), None, mine, mine), capacity)
     global _agreed
     if _agreed is None:
         if not ranks.can_ask(count) or get_worker_info() is not None:
@@ -78,9 +85,20 @@ def _agree(number: int, count: int, capacity: int) -> Agreed:
         return spawn.join(capacity, mine), secret() if number == 0 else b""
 
     found = _round(number, count, run)
+    each = [(server["host"], server["port"]) for server, _ in found]
+    different = list(dict.fromkeys(each))
     return Agreed(
-        spawn.url_of([server for server, _ in found]), found[0][1], found[number][0]["capacity"]
-    )
+        spawn.url_of([server for server, _ in found]), found[0][1], found[number][0]["capacity"],
+        min(server["capacity"] for server, _ in found), different.index(each[number]),
+        len(different),
+    )  # fmt: skip
+
+
+def of_this_node() -> tuple[int, int]:
+    """Which node this is, of how many, without asking anybody: each has as many ranks."""
+    number, count = ranks.rank_and_ranks(None, None)
+    found = ranks.presumed(number, count)
+    return found.node, len(found.ranks_on)
 
 
 def _round(number: int, count: int, act: Any) -> list[Any]:

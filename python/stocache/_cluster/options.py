@@ -9,10 +9,15 @@ from urllib.parse import quote
 
 from stocache import _C
 from stocache._cluster import nodes
+from stocache._cluster.address import parse, query_of
+from stocache._cluster.cells import cell, in_cell
 from stocache._cluster.secret import secret
 from stocache.sizes import parse_size
 
 CAPACITY_PER_NODE = 107_374_182_400  # Bagua's
+# In the words of redis-py.
+_SSL = "ssl"
+_SSL_FILES = {"ssl_ca_certs": "ca", "ssl_certfile": "cert", "ssl_keyfile": "key"}
 _USE = 'use "redis://host:port,host:port", or "spawn" for a server on each node'
 
 
@@ -36,11 +41,14 @@ class Cluster:
 
 
 def checked(
-    cluster: Any, capacity_per_node: Any = None, ttl: Any = None, cluster_mode: Any = True
-) -> Cluster | None:
+    cluster: Any, capacity_per_node: Any = None, ttl: Any = None, cluster_mode: Any = True,
+    dataset_size: Any = None,
+) -> Cluster | None:  # fmt: skip
     """What was asked for, if anything. A server of this node is started, unless there is one."""
     if cluster is None:
-        for what, value in (("capacity_per_node", capacity_per_node), ("ttl", ttl)):
+        for what, value in (
+            ("capacity_per_node", capacity_per_node), ("ttl", ttl), ("dataset_size", dataset_size),
+        ):  # fmt: skip
             if value is not None:
                 raise ValueError(f"{what}= needs cluster=; {_USE}")
         return None
@@ -51,15 +59,31 @@ def checked(
     if ttl is not None and not 0 < ttl < 1e9:
         raise ValueError(f"ttl is {ttl}; use more than 0 seconds, or None to keep values")
     if cluster == "spawn":
-        return replace(_spawned(capacity_per_node, cluster_mode), ttl=ttl)
-    if capacity_per_node is not None:
+        return replace(_spawned(capacity_per_node, cluster_mode, dataset_size), ttl=ttl)
+    if not cluster.startswith(("redis://", "rediss://")):
+        raise ValueError(f"cluster is {cluster!r}; {_USE}")
+    return Cluster(_of_those_that_run(cluster, capacity_per_node, dataset_size), ttl)
+
+
+def _of_those_that_run(url: str, capacity_per_node: Any, dataset_size: Any) -> str:
+    """Those of this node's cell, if it is said how large that has to be."""
+    if capacity_per_node is not None and dataset_size is None:
         raise ValueError(
             f"capacity_per_node is {capacity_per_node!r}, but the servers are running already; "
-            'set maxmemory there, or use cluster="spawn"'
+            'set maxmemory there, or use cluster="spawn"; with dataset_size= it says which of them '
+            "this node uses"
         )
-    if not cluster.startswith("redis"):
-        raise ValueError(f"cluster is {cluster!r}; {_USE}")
-    return Cluster(cluster, ttl)
+    if dataset_size is None:
+        return url
+    if capacity_per_node is None:
+        raise ValueError(
+            "dataset_size= needs capacity_per_node=, what one server has room for: together they "
+            "say how many servers hold one copy"
+        )
+    node, count = nodes.of_this_node()
+    size = parse_size("dataset_size", dataset_size)
+    capacity = parse_size("capacity_per_node", capacity_per_node)
+    return in_cell(url, *cell(len(parse(url)), size, capacity, node, count))
 
 
 def url_of(hosts: Any) -> str:
@@ -69,16 +93,27 @@ def url_of(hosts: Any) -> str:
             f'hosts is {hosts!r}; use a list such as [{{"host": "10.0.0.1", "port": "7000"}}], or '
             "None for a server on each node"
         )
-    return "redis://" + ",".join(_place(each) for each in hosts)
+    places = ",".join(_place(each) for each in hosts)
+    ways = [{what: each[what] for what in (_SSL, *_SSL_FILES) if each.get(what)} for each in hosts]
+    if any(way != ways[0] for way in ways):
+        raise ValueError(
+            "servers in hosts differ in their ssl options; all are talked to in the same way"
+        )
+    files = {ours: str(ways[0][what]) for what, ours in _SSL_FILES.items() if what in ways[0]}
+    if files and _SSL not in ways[0]:
+        raise ValueError(f'{", ".join(ways[0])} in hosts needs "ssl": True')
+    return f"redis{'s' if _SSL in ways[0] else ''}://{places}{query_of(files)}"
 
 
 def _place(host: Any) -> str:
     if not isinstance(host, dict) or not {"host"} <= set(host) <= {
-        "host", "port", "username", "password",
+        "host", "port", "username", "password", _SSL, *_SSL_FILES,
     }:  # fmt: skip
+        given = sorted(host) if isinstance(host, dict) else type(host).__name__
         raise ValueError(
-            f'{host!r} in hosts is no server; use {{"host": "10.0.0.1", "port": "7000"}}, with '
-            '"username" and "password" if it asks for them'
+            f'{given!r} in hosts is no server; use {{"host": "10.0.0.1", "port": "7000"}}, with '
+            '"username" and "password" if it asks for them, and "ssl", "ssl_ca_certs", '
+            '"ssl_certfile" and "ssl_keyfile" for TLS'
         )
     name = str(host["host"])
     name = f"[{name}]" if ":" in name else name
@@ -91,7 +126,7 @@ def _place(host: Any) -> str:
 
 def of_words(
     cluster: Any, capacity_per_node: Any, ttl: Any, *, backend: Any, hosts: Any,
-    cluster_mode: Any, dataset_name: Any, writer_buffer_size: Any,
+    cluster_mode: Any, dataset_name: Any, writer_buffer_size: Any, dataset_size: Any = None,
 ) -> Cluster | None:  # fmt: skip
     """What was asked for, in our words or in Bagua's."""
     check_writer_buffer_size(writer_buffer_size)
@@ -100,10 +135,11 @@ def of_words(
     if backend is None:
         if hosts is not None:
             raise ValueError('hosts= needs backend="redis"; or pass cluster="redis://host:port"')
-        return checked(cluster, capacity_per_node, ttl, cluster_mode)
+        return checked(cluster, capacity_per_node, ttl, cluster_mode, dataset_size)
     if cluster is not None:
         raise ValueError("cluster and backend are both given; use one of them")
-    return replace(of_bagua(backend, hosts, cluster_mode, capacity_per_node), ttl=ttl)
+    found = of_bagua(backend, hosts, cluster_mode, capacity_per_node, dataset_size)
+    return replace(found, ttl=ttl)
 
 
 def check_writer_buffer_size(size: Any) -> None:
@@ -113,16 +149,23 @@ def check_writer_buffer_size(size: Any) -> None:
         raise ValueError(f"writer_buffer_size is {size}; use 0 or more samples")
 
 
-def of_bagua(backend: Any, hosts: Any, cluster_mode: Any, capacity_per_node: Any) -> Cluster:
-    """The same in the words of Bagua."""
+def of_bagua(
+    backend: Any, hosts: Any, cluster_mode: Any, capacity_per_node: Any, dataset_size: Any = None
+) -> Cluster:
+    """The same in the words of Bagua, for whom capacities are those of servers that it starts."""
     if backend != "redis":
         raise ValueError(f'backend is {backend!r}; use "redis"')
     if hosts is not None:
-        return Cluster(url_of(hosts))
-    return _spawned(capacity_per_node, cluster_mode)
+        capacity = None if dataset_size is None else capacity_per_node
+        return Cluster(_of_those_that_run(url_of(hosts), capacity, dataset_size))
+    return _spawned(capacity_per_node, cluster_mode, dataset_size)
 
 
-def _spawned(capacity_per_node: Any, cluster_mode: Any) -> Cluster:
+def _spawned(capacity_per_node: Any, cluster_mode: Any, dataset_size: Any) -> Cluster:
     asked = CAPACITY_PER_NODE if capacity_per_node is None else capacity_per_node
     found = nodes.servers(parse_size("capacity_per_node", asked), bool(cluster_mode))
-    return Cluster(found.url, secret=found.secret)
+    url = found.url
+    if dataset_size is not None:
+        size = parse_size("dataset_size", dataset_size)
+        url = in_cell(url, *cell(found.count, size, found.least, found.place, found.count))
+    return Cluster(url, secret=found.secret)

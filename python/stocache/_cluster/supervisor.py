@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 _EVERY = 0.5  # seconds between two looks
@@ -28,8 +29,10 @@ _PATIENCE = 10.0  # seconds until a server answers
 _PR_SET_PDEATHSIG = 1
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
 
 
 def _answers(host: str, port: int) -> bool:
@@ -50,7 +53,7 @@ def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
     """The server, once it answers."""
     server = subprocess.Popen(
         [order["program"], "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, cwd="/", preexec_fn=_die_with_parent,
+        stderr=subprocess.DEVNULL, cwd="/", preexec_fn=partial(_die_with, os.getpid()),
     )  # fmt: skip
     assert server.stdin is not None
     with contextlib.suppress(BrokenPipeError):

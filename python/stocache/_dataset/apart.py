@@ -13,7 +13,7 @@ import fcntl
 import multiprocessing
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 def in_workers(
     dataset: Dataset[Any],
-    indices: Sequence[int],
+    indices: Iterable[int],
     num_workers: int = 0,
     context: Any = None,
     worker_init_fn: Callable[[int], Any] | None = None,

@@ -8,7 +8,7 @@ import operator
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.util import Finalize, register_after_fork
 from typing import Any
 
@@ -24,6 +24,7 @@ from stocache._dataset.doubts import Doubts
 from stocache._dataset.stats import CachedDatasetStats, ClusterStats, DiskStats
 from stocache._dataset.together import Together, WholeBatch
 from stocache._sharing.disk import folder_of, is_temporary, remove, remove_if_unused
+from stocache._sharing.division import divided
 from stocache._torch.generators import generators_of, random_numbers_kept
 from stocache._torch.ipc import is_worker
 from stocache.planner import SAMPLES, Plan, say
@@ -610,6 +611,29 @@ class Samples:
         if outcome == RANDOM:
             telling.of_random(self.records, index)
         return kept if same(kept, sample) is False else sample
+
+    # Ahead of training
+
+    def missing(self, wanted: Sequence[int]) -> int:
+        """How many of these are not cached and could be."""
+        contains = self.records.contains
+        return sum(not contains(i) for i in wanted) if self.is_used() else 0
+
+    def warmed(self, wanted: Sequence[int], load: Callable[[Iterable[int]], Any]) -> Iterator[Any]:
+        """Goes on with each of these that ``load`` has loaded. Of several nodes each loads a part,
+        and gets the others' from the servers."""
+        contains = self.records.contains
+        cluster = self.records.cluster()
+        name = "" if cluster is None else f"warm {cluster[1]} {cluster[2]}"
+        division = divided(name, len(wanted)) if name else None
+        if division is None:
+            yield from load([i for i in wanted if not contains(i)])
+            return
+        yield from load(i for at in division.mine() if not contains(i := wanted[at]))
+        self.records.flush(60.0)
+        division.finish()
+        if not self.stats().frozen:  # there is room for them
+            yield from load([i for at in division.all() if not contains(i := wanted[at])])
 
     # What is told
 

@@ -67,7 +67,8 @@ def of_size(records: _C.Records, index: int) -> None:
     longest = show_bytes(records.stats()["data_bytes"] // regions)
     which = f'a part of the cache ({longest} of policy="lru")' if regions > 1 else "the cache"
     remedy = 'use policy="freeze", or more memory' if regions > 1 else "give it more memory"
-    text = f"sample {index} is larger than {which}, and loaded every time; {remedy}"
+    how = "loaded" if records.cluster() is None else "asked for on the servers, or loaded,"
+    text = f"sample {index} is larger than {which}, and {how} every time; {remedy}"
     _warn_once(records, _TOO_LARGE, text)
 
 

@@ -97,6 +97,8 @@ pub(crate) enum Fault {
     InheritConnections,
     /// Take a value for missing that a server says is elsewhere.
     IgnoreMoved,
+    /// Wait for each server as long as for a single one.
+    WaitForEach,
     /// Let records that ask for pickle travel.
     PicklesTravel,
     /// Take classes from below that nobody of this node has stored.
@@ -287,6 +289,14 @@ mod controls {
                 "cluster::tests::native::servers_of_a_native_cluster_are_one_store",
                 "cluster::tests::native::slots_that_move_while_they_are_read_are_found",
             ],
+        );
+    }
+
+    #[test]
+    fn waiting_for_each_server_is_caught() {
+        is_caught(
+            Fault::WaitForEach,
+            &["cluster::tests::many_hung_servers_take_little_more_than_one_wait"],
         );
     }
 

@@ -6,7 +6,7 @@ use crate::handle::{argument, hashed};
 use crate::records::Records;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stocache::cluster::{ClusterOptions, ClusterStore, parse_addresses};
+use stocache::cluster::{ClusterOptions, ClusterStore, parse_servers};
 use stocache::tiers::{Cluster, Disk, Levels, Tier};
 
 type Result<T> = std::result::Result<T, Crossing>;
@@ -15,7 +15,7 @@ type Result<T> = std::result::Result<T, Crossing>;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn opened(options: &ffi::ClusterOptions) -> Result<Arc<ClusterStore>> {
-    let servers = parse_addresses(&options.url)?;
+    let servers = parse_servers(&options.url)?;
     Ok(Arc::new(ClusterStore::new(ClusterOptions {
         servers,
         name: options.name.clone(),
@@ -41,6 +41,7 @@ fn servers_of(store: &ClusterStore, ask: bool) -> Vec<ffi::ClusterServer> {
             errors: seen.errors,
             bytes_read: seen.bytes_read,
             bytes_written: seen.bytes_written,
+            latency_nanos: seen.latency.map(|took| took.as_nanos() as u64),
             resting: seen.resting,
             answers: holding.samples.is_some(),
             samples: holding.samples.unwrap_or(0),

@@ -1,9 +1,16 @@
-//! Servers as people write them: `redis://user:password@host:port,host:port`.
+//! Servers as people write them: `redis://user:password@host:port,host:port`; with TLS
+//! `rediss://host:port?ca=/path&cert=/path&key=/path`; and of many only those of a cell: `?cell=4-7`.
 
+use super::tls::{Files, Tls};
 use crate::error::{Error, Kind, Result};
 use std::fmt;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 const PORT: u16 = 6379;
+/// What may stand behind the servers.
+const KNOWN: [&str; 4] = ["ca", "cert", "key", "cell"];
 
 /// Where a server is, and how to be let in.
 #[derive(Clone, PartialEq, Eq)]
@@ -16,6 +23,17 @@ pub struct Address {
     pub user: String,
     /// Empty: it asks for none.
     pub password: String,
+    /// How it is talked to in secret; None: openly.
+    pub tls: Option<Arc<Tls>>,
+}
+
+/// The servers of such a text.
+#[derive(Clone, Debug)]
+pub struct Servers {
+    /// Each once.
+    pub all: Vec<Address>,
+    /// Those which hold together the copy of a dataset that this node uses. One at least.
+    pub cell: Range<usize>,
 }
 
 /// Without the password: this is what people see, and what a sample's server is chosen by.
@@ -35,23 +53,28 @@ impl fmt::Debug for Address {
     }
 }
 
-/// The servers of such a text, each once. Who is let in stands before the first of them, or before each.
-pub fn parse_addresses(text: &str) -> Result<Vec<Address>> {
+/// Reads such a text. Who is let in stands before the first of the servers, or before each.
+pub fn parse_servers(text: &str) -> Result<Servers> {
     let wrong = |what: &str| {
         let message = format!(
             "{what} in the cluster {:?}; use redis://host:port,host:port, or \
-             redis://user:password@host:port,host:port",
+             redis://user:password@host:port,host:port, or rediss:// for TLS",
             without_passwords(text)
         );
         Error::new(Kind::Argument, message)
     };
-    if text.starts_with("rediss://") {
-        return Err(wrong("TLS (rediss://) is not supported"));
-    }
-    let Some(list) = text.strip_prefix("redis://") else {
-        return Err(wrong("there is no redis://"));
+    let (is_secret, rest) = match (text.strip_prefix("rediss://"), text.strip_prefix("redis://")) {
+        (Some(rest), _) => (true, rest),
+        (_, Some(rest)) => (false, rest),
+        _ => return Err(wrong("there is no redis://")),
     };
-    let mut found: Vec<Address> = Vec::new();
+    // A password may have a question mark, too.
+    let is_query = |text: &str| {
+        !text.contains('@') || KNOWN.iter().any(|known| text.starts_with(&format!("{known}=")))
+    };
+    let query = rest.match_indices('?').find(|(at, _)| is_query(&rest[at + 1..]));
+    let (list, query) = query.map_or((rest, ""), |(at, _)| (&rest[..at], &rest[at + 1..]));
+    let mut all: Vec<Address> = Vec::new();
     let (mut user, mut password) = (String::new(), String::new());
     for one in list.trim_end_matches('/').split(',').map(str::trim) {
         let (login, place) = match one.rsplit_once('@') {
@@ -85,14 +108,45 @@ pub fn parse_addresses(text: &str) -> Result<Vec<Address>> {
         {
             return Err(wrong("there is no host"));
         }
-        let address =
-            Address { host: host.into(), port, user: user.clone(), password: password.clone() };
-        if found.iter().any(|other| other.to_string() == address.to_string()) {
+        let (host, user, password) = (host.into(), user.clone(), password.clone());
+        let address = Address { host, port, user, password, tls: None };
+        if all.iter().any(|other| other.to_string() == address.to_string()) {
             return Err(wrong(&format!("{address} stands twice")));
         }
-        found.push(address);
+        all.push(address);
     }
-    Ok(found)
+    let mut cell = 0..all.len();
+    let mut files = Files::default();
+    for part in query.split('&').filter(|part| !part.is_empty()) {
+        let (what, value) = part.split_once('=').unwrap_or((part, ""));
+        let value = unescaped(value).filter(|value| !value.is_empty());
+        let value =
+            value.ok_or_else(|| wrong(&format!("{what}= has no value that can be read")))?;
+        match what {
+            "ca" => files.ca = Some(PathBuf::from(value)),
+            "cert" => files.cert = Some(PathBuf::from(value)),
+            "key" => files.key = Some(PathBuf::from(value)),
+            "cell" => {
+                let range = cell_of(&value, all.len());
+                cell = range.ok_or_else(|| wrong(&format!("there is no cell {value:?}")))?;
+            }
+            _ => return Err(wrong(&format!("nobody knows {what:?}"))),
+        }
+    }
+    if is_secret {
+        let tls = Arc::new(Tls::new(files)?);
+        all.iter_mut().for_each(|address| address.tls = Some(Arc::clone(&tls)));
+    } else if files != Files::default() {
+        return Err(wrong("files for TLS, which is rediss://, are given without it"));
+    }
+    Ok(Servers { all, cell })
+}
+
+/// `4-7`: from the fifth server to the eighth.
+fn cell_of(text: &str, servers: usize) -> Option<Range<usize>> {
+    let (first, last) = text.split_once('-')?;
+    let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+    (first <= last && last < servers).then(|| first..last + 1)
 }
 
 /// `%40` is an @.
@@ -128,7 +182,7 @@ mod tests {
 
     fn shown(text: &str) -> Vec<String> {
         let full = |a: &Address| format!("{a} {} {}", a.user, a.password);
-        parse_addresses(text).unwrap().iter().map(full).collect()
+        parse_servers(text).unwrap().all.iter().map(full).collect()
     }
 
     #[test]
@@ -140,6 +194,33 @@ mod tests {
             ["[::1]:7  word", "[fe80::2]:6379  word"]
         );
         assert_eq!(shown("redis://a:x@h:1,b:y@h:2"), ["h:1 a x", "h:2 b y"]);
+        assert_eq!(shown("redis://:what?@h:1"), ["h:1  what?"]);
+        assert_eq!(shown("redis://:wh?t@g:1,h:1?cell=0-0"), ["g:1  wh?t", "h:1  wh?t"]);
+        assert_eq!(parse_servers("redis://a,b,c,d").unwrap().cell, 0..4);
+        assert_eq!(parse_servers("redis://a,b,c,d/?cell=1-2").unwrap().cell, 1..3);
+        let ca = crate::cluster::tls::signer("address");
+        let text = format!("rediss://a:7,b?ca={}&cell=1-1", ca.display());
+        let servers = parse_servers(&text).unwrap();
+        assert!(servers.all.iter().all(|address| address.tls.is_some()) && servers.cell == (1..2));
+        std::fs::remove_file(ca).unwrap();
+    }
+
+    #[test]
+    fn files_that_are_none_are_told_when_they_are_given() {
+        let none = std::env::temp_dir().join(format!("stocache-empty-{}.pem", std::process::id()));
+        std::fs::write(&none, "no certificate").unwrap();
+        let none = none.display();
+        for (query, words) in [
+            ("ca=/no/such/file".to_string(), "ca=/no/such/file of the cluster is not used"),
+            (format!("ca={none}"), "there is no certificate in it"),
+            (format!("cert={none}"), "there is no certificate in it"),
+            (format!("key={none}"), "without cert="),
+        ] {
+            let error = parse_servers(&format!("rediss://u:secret@a:1?{query}")).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains(words) && !error.contains("secret"), "{error}");
+        }
+        std::fs::remove_file(none.to_string()).unwrap();
     }
 
     #[test]
@@ -153,12 +234,16 @@ mod tests {
             "redis://a:1,,b:1",
             "redis://a:1,a:1",
             "redis://u:secret%4@a:1",
-            "rediss://u:secret@a:1",
+            "redis://u:secret@a:1?ca=/a@b",
+            "redis://u:secret@a:1,b:1?cell=1-2",
+            "redis://u:secret@a:1,b:1?cell=1-0",
+            "redis://u:secret@a:1?cell",
+            "redis://u:secret@a:1?db=0",
             "redis://[::1]x",
             "redis://:secret@a:99999",
         ];
         for text in all {
-            let error = parse_addresses(text).unwrap_err().to_string();
+            let error = parse_servers(text).unwrap_err().to_string();
             assert!(error.contains("use redis://host:port"), "{text}: {error}");
             assert!(!error.contains("secret"), "{error}");
             assert_eq!(error.lines().count(), 1);

@@ -3,6 +3,7 @@
 //! What comes earns more time, so that a slow link is used as fast as it is; a server that sends a byte now
 //! and then is not waited for any longer than one that is silent.
 
+use crate::fault::{Fault, active as broken};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -11,6 +12,9 @@ use std::time::{Duration, Instant};
 const WAIT: Duration = Duration::from_millis(if cfg!(test) { 3_000 } else { 250 });
 /// How people say it, in seconds.
 const VARIABLE: &str = "STOCACHE_CLUSTER_TIMEOUT";
+/// A server may be waited for so much shorter where others made the same operation wait: meanwhile it could have
+/// answered, and many that hang together must not cost many waits.
+const AFTER_OTHERS: u32 = 16;
 /// Bytes that earn a second: a server, or a link, that is slower than this is of no use.
 const LEAST_BYTES_PER_SECOND: u64 = 16 << 20;
 
@@ -72,6 +76,13 @@ pub(super) struct Budget {
 impl Budget {
     pub(super) fn new(wait: Duration, until: Instant) -> Self {
         Self { left: wait, wait, until }
+    }
+
+    /// No more of it than is due after other servers made this operation wait; what comes earns it back.
+    pub(super) fn shorten(&mut self, others: usize) {
+        if others > 0 && !broken(Fault::WaitForEach) {
+            self.left = self.left.min(self.wait / AFTER_OTHERS);
+        }
     }
 
     /// More, for bytes that came or went.

@@ -5,8 +5,9 @@
 
 use super::address::Address;
 use super::budget::{Budget, Trouble};
+use super::stream::Stream;
 use rustix::event::PollFlags;
-use std::io::{ErrorKind, IoSliceMut, Read, Write};
+use std::io::{ErrorKind, IoSliceMut, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
 use std::time::Instant;
@@ -38,7 +39,7 @@ pub(super) enum Reply {
 
 /// A server that let us in.
 pub(super) struct Connection {
-    socket: TcpStream,
+    stream: Stream,
     buffer: Box<[u8]>,
     /// What was read and not yet taken.
     start: usize,
@@ -56,8 +57,9 @@ impl Connection {
         let socket = socket?;
         let prepared = socket.set_nonblocking(true).and_then(|()| socket.set_nodelay(true));
         prepared.map_err(|error| Trouble::of(&error))?;
+        let stream = Stream::open(socket, address, budget)?;
         let buffer = vec![0; BUFFER].into_boxed_slice();
-        let mut made = Self { socket, buffer, start: 0, end: 0, out: Vec::new(), sent: 0 };
+        let mut made = Self { stream, buffer, start: 0, end: 0, out: Vec::new(), sent: 0 };
         let word = address.password.as_bytes();
         let given: &[&[u8]] = match (address.user.is_empty(), word.is_empty()) {
             (true, true) => return Ok(made),
@@ -101,13 +103,13 @@ impl Connection {
 
     /// Bytes that wait to be sent.
     pub(super) fn unsent(&self) -> usize {
-        self.out.len() - self.sent
+        self.out.len() - self.sent + usize::from(self.stream.is_behind())
     }
 
     /// Sends what goes without waiting.
     pub(super) fn try_send(&mut self) -> Result<(), Trouble> {
         while self.sent < self.out.len() {
-            match self.socket.write(&self.out[self.sent..]) {
+            match self.stream.write(&self.out[self.sent..]) {
                 Ok(0) => return Err(Trouble::Gone("the connection was closed".into())),
                 Ok(n) => self.sent += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
@@ -118,7 +120,7 @@ impl Connection {
         self.out.clear();
         self.out.shrink_to(KEPT_OUT);
         self.sent = 0;
-        Ok(())
+        self.stream.flush().map(|_| ()).map_err(|error| Trouble::of(&error))
     }
 
     /// Sends all.
@@ -129,8 +131,8 @@ impl Connection {
             if self.unsent() == 0 {
                 return Ok(());
             }
-            budget.earn(before - self.unsent());
-            budget.wait(&self.socket, PollFlags::OUT)?;
+            budget.earn(before.saturating_sub(self.unsent()));
+            budget.wait(self.stream.socket(), PollFlags::OUT)?;
         }
     }
 
@@ -176,7 +178,7 @@ impl Connection {
             // The buffer is empty: the rest, and what follows it.
             let want = into.len();
             let mut both = [IoSliceMut::new(into), IoSliceMut::new(&mut self.buffer)];
-            match self.socket.read_vectored(&mut both) {
+            match self.stream.read_vectored(&mut both) {
                 Ok(0) => return Err(Trouble::Gone("the connection was closed".into())),
                 Ok(n) => {
                     budget.earn(n);
@@ -184,7 +186,7 @@ impl Connection {
                     into = &mut into[n.min(want)..];
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    budget.wait(&self.socket, PollFlags::IN)?;
+                    budget.wait(self.stream.socket(), PollFlags::IN)?;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(Trouble::of(&error)),
@@ -250,7 +252,7 @@ impl Connection {
     fn fill(&mut self, budget: &mut Budget) -> Result<(), Trouble> {
         loop {
             match self.try_fill()? {
-                0 => budget.wait(&self.socket, PollFlags::IN)?,
+                0 => budget.wait(self.stream.socket(), PollFlags::IN)?,
                 n => {
                     budget.earn(n);
                     return Ok(());
@@ -266,7 +268,7 @@ impl Connection {
             (self.start, self.end) = (0, self.end - self.start);
         }
         loop {
-            match self.socket.read(&mut self.buffer[self.end..]) {
+            match self.stream.read(&mut self.buffer[self.end..]) {
                 Ok(0) => return Err(Trouble::Gone("the connection was closed".into())),
                 Ok(n) => {
                     self.end += n;

@@ -4,10 +4,11 @@
 //! that this cluster tells, and the list is only where to start. What was told may be old. Whoever is sent
 //! elsewhere goes there; and the whole is asked for anew, now and then.
 
-use super::address::Address;
+use super::address::{Address, Servers};
 use super::budget::{Budget, Trouble};
 use super::link::{Link, Told};
 use super::slots::{Elsewhere, Map, Place, Run, SLOTS, slot_of};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -56,6 +57,8 @@ pub(super) struct Table {
     /// Those of the list first.
     nodes: Vec<Arc<Node>>,
     listed: usize,
+    /// Those of the list that this node uses, unless they are of a native cluster.
+    cell: Range<usize>,
     kind: Kind,
 }
 
@@ -98,6 +101,11 @@ impl Table {
         }
     }
 
+    /// Of these, the ones that this node uses.
+    pub(super) fn of_the_cell(&self) -> Vec<Arc<Node>> {
+        if self.is_native() { self.holders() } else { self.nodes[self.cell.clone()].to_vec() }
+    }
+
     /// The position of the server that `from` says is there; a new one if need be.
     fn find(&mut self, from: &Address, place: &Place) -> Option<usize> {
         let host = place.host.as_deref().unwrap_or(&from.host);
@@ -135,7 +143,8 @@ impl Table {
             }
         }
         slots.iter_mut().filter(|at| **at != NOBODY).for_each(|at| *at = now[usize::from(*at)]);
-        (Self { nodes, listed: self.listed, kind: Kind::Native(slots) }, gone)
+        let (listed, cell) = (self.listed, self.cell.clone());
+        (Self { nodes, listed, cell, kind: Kind::Native(slots) }, gone)
     }
 }
 
@@ -157,9 +166,10 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    pub(super) fn new(servers: &[Address], wait: Duration) -> Self {
-        let nodes: Vec<Arc<Node>> = servers.iter().cloned().map(Node::new).collect();
-        let table = Table { listed: nodes.len(), nodes, kind: Kind::Unknown };
+    pub(super) fn new(servers: &Servers, wait: Duration) -> Self {
+        let nodes: Vec<Arc<Node>> = servers.all.iter().cloned().map(Node::new).collect();
+        let cell = servers.cell.clone();
+        let table = Table { listed: nodes.len(), nodes, cell, kind: Kind::Unknown };
         Self {
             table: RwLock::new(Arc::new(table)),
             doubted: AtomicBool::new(false),
@@ -254,8 +264,11 @@ impl Routes {
         self.doubted.store(false, Ordering::Relaxed);
         let table = self.table();
         let sent = first.is_some();
-        let count = table.nodes.len();
-        let others = (0..count).map(|at| Arc::clone(&table.nodes[(at + learning.turn) % count]));
+        // Nobody connects to all servers of the list to learn what those of its cell are.
+        let some =
+            if table.is_native() { &table.nodes[..] } else { &table.nodes[table.cell.clone()] };
+        let count = some.len();
+        let others = (0..count).map(|at| Arc::clone(&some[(at + learning.turn) % count]));
         let mut budget = Budget::new(self.wait, deadline);
         for node in first.into_iter().chain(others) {
             let mut link = locked(&node.link);
@@ -313,7 +326,7 @@ impl Routes {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::address::parse_addresses;
+    use super::super::address::parse_servers;
     use super::*;
 
     fn run(first: u16, last: u16, host: Option<&str>, port: u16) -> Run {
@@ -326,7 +339,7 @@ mod tests {
 
     #[test]
     fn the_list_is_where_to_start() {
-        let servers = parse_addresses("redis://u:word@seed:1,b:2").unwrap();
+        let servers = parse_servers("redis://u:word@seed:1,b:2").unwrap();
         let routes = Routes::new(&servers, Duration::ZERO);
         let table = routes.table();
         assert_eq!(
@@ -334,7 +347,7 @@ mod tests {
             (Some(1), vec!["seed:1".into(), "b:2".into()])
         );
         let (table, gone) = table.with_slots(
-            &servers[0],
+            &servers.all[0],
             &[
                 run(0, 99, Some("c"), 3),
                 run(100, 12_181, None, 4),
@@ -346,7 +359,7 @@ mod tests {
         assert_eq!(table.server(0, b"foo"), Some(1), "slot 12182");
         assert_eq!(table.server(0, b"123456789"), None, "slot 12739");
         assert_eq!(table.nodes()[2].address.password, "word");
-        let (after, gone) = table.with_slots(&servers[0], &[run(0, 16_383, Some("d"), 5)]);
+        let (after, gone) = table.with_slots(&servers.all[0], &[run(0, 16_383, Some("d"), 5)]);
         assert_eq!((shown(&after), gone.len()), (vec!["d:5".into()], 2));
         assert_eq!(after.nodes().len(), 3, "those of the list, and one");
         assert!(Arc::ptr_eq(&after.nodes()[1], &table.nodes()[1]), "with its connection");
@@ -354,10 +367,10 @@ mod tests {
 
     #[test]
     fn who_names_servers_without_end_is_not_believed() {
-        let servers = parse_addresses("redis://seed:1").unwrap();
+        let servers = parse_servers("redis://seed:1").unwrap();
         let routes = Routes::new(&servers, Duration::ZERO);
         let runs: Vec<Run> = (0..5_000).map(|i| run(i, i, Some("x"), i + 1)).collect();
-        let (table, _) = routes.table().with_slots(&servers[0], &runs);
+        let (table, _) = routes.table().with_slots(&servers.all[0], &runs);
         assert_eq!(table.nodes().len(), MOST_NODES + 1);
         let from = Arc::clone(&table.nodes()[0]);
         routes.put(|_| table);

@@ -1,6 +1,6 @@
 //! All servers of a cluster, as this process uses them.
 
-use super::address::Address;
+use super::address::{Address, Servers};
 use super::budget::{Budget, Trouble, wait_of_environment};
 use super::connection::{Connection, Reply};
 use super::link::{Found, Link, MAX_VALUE, Outcome, ServerStats, Wanted};
@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Names that a server is asked for, or told, at once.
 const NAMES_AT_ONCE: usize = 1000;
+/// Lists of names that a server may give: a thousand million names. Who gives more has no end.
+const MOST_LISTS: usize = if cfg!(test) { 1_000 } else { 1 << 20 };
 /// No name of ours is longer, nor is what a server says of itself.
 const LONGEST_NAME: usize = 1 << 10;
 const LONGEST_INFO: usize = 1 << 20;
@@ -35,8 +37,8 @@ const MOST_SWEEPS: usize = 3;
 /// A dataset on servers.
 #[derive(Clone)]
 pub struct ClusterOptions {
-    /// One at least.
-    pub servers: Vec<Address>,
+    /// And of which cell this node is.
+    pub servers: Servers,
     /// Of the dataset; people see it in the names of values.
     pub name: String,
     /// What its samples depend on.
@@ -104,10 +106,9 @@ impl Receiver for Values {
     type Memory = Value;
 
     fn lend(&mut self, which: usize, len: usize) -> Option<Value> {
-        let mut memory = Vec::new();
-        memory.try_reserve_exact(len).ok()?;
-        memory.resize(len, 0);
-        Some(Value(which, memory))
+        // Whether there is so much; what is taken then is not touched before bytes come.
+        Vec::<u8>::new().try_reserve_exact(len).ok()?;
+        Some(Value(which, vec![0; len]))
     }
 
     fn done(&mut self, Value(which, memory): Value) -> bool {
@@ -120,6 +121,26 @@ impl Receiver for Values {
 
 /// Does something with names on a server.
 type TakeNames<'a> = dyn FnMut(&mut Link, &[Vec<u8>]) -> Outcome<()> + 'a;
+
+/// How long an operation may wait for whom.
+#[derive(Default)]
+struct Budgets {
+    /// What is left of those that were waited for.
+    kept: Vec<(Arc<Node>, Budget)>,
+    /// So many servers did not answer in time.
+    late: usize,
+}
+
+impl Budgets {
+    fn take(&mut self, node: &Arc<Node>) -> Option<Budget> {
+        let at = self.kept.iter().position(|(waited, _)| Arc::ptr_eq(waited, node))?;
+        Some(self.kept.swap_remove(at).1)
+    }
+
+    fn note<T>(&mut self, outcome: &Outcome<T>) {
+        self.late += usize::from(matches!(outcome, Err(Trouble::Late)));
+    }
+}
 
 /// What is wanted of each server, by its position in a table.
 type PerServer = Vec<Vec<Wanted>>;
@@ -151,7 +172,8 @@ impl ClusterStore {
             );
             return Err(Error::new(Kind::Argument, message));
         }
-        if options.servers.is_empty() {
+        let Servers { all, cell } = &options.servers;
+        if cell.is_empty() || cell.end > all.len() {
             return Err(Error::new(Kind::Argument, "there is no server; give one at least"));
         }
         Ok(Self {
@@ -232,7 +254,7 @@ impl ClusterStore {
             }
         }
         // Each server is waited for once, however often others send us there.
-        let mut budgets: Vec<(Arc<Node>, Budget)> = Vec::new();
+        let mut budgets = Budgets::default();
         for turn in 1..=MOST_TURNS {
             let sent =
                 self.get_once(&table, &wanted, receiver, &mut budgets, &mut received, deadline);
@@ -250,7 +272,7 @@ impl ClusterStore {
         table: &Table,
         wanted: &PerServer,
         receiver: &mut R,
-        budgets: &mut Vec<(Arc<Node>, Budget)>,
+        budgets: &mut Budgets,
         received: &mut Received,
         deadline: Instant,
     ) -> Vec<(usize, usize, Elsewhere)> {
@@ -266,12 +288,10 @@ impl ClusterStore {
                 }
                 continue;
             }
-            let before = budgets.iter().position(|(waited, _)| Arc::ptr_eq(waited, node));
-            let mut budget = match before {
-                Some(before) => budgets.swap_remove(before).1,
-                None => self.budget(deadline),
-            };
+            let mut budget = budgets.take(node).unwrap_or_else(|| self.budget(deadline));
+            budget.shorten(budgets.late);
             let outcome = link.ask(&node.address, wanted, &mut budget);
+            budgets.note(&outcome);
             match link.settle(outcome) {
                 Some(count) => asked.push((at, link, wanted, count, budget)),
                 None => received.errors += 1,
@@ -287,13 +307,16 @@ impl ClusterStore {
                     Ok(found)
                 };
             let mut sent = Vec::new();
-            let outcome = link.receive(wanted, count, &mut budget, &mut arrived, &mut sent);
+            let first = budgets.kept.is_empty();
+            budget.shorten(budgets.late);
+            let outcome = link.receive(wanted, count, &mut budget, &mut arrived, &mut sent, first);
+            budgets.note(&outcome);
             let trouble = link.settle(outcome).is_none();
             received.errors += u64::from(trouble);
             if link.was_turned_away() || trouble && table.is_native() {
                 routes.doubt();
             }
-            budgets.push((Arc::clone(&table.nodes()[at]), budget));
+            budgets.kept.push((Arc::clone(&table.nodes()[at]), budget));
             all_sent.extend(sent.into_iter().map(|(which, to)| (at, which, to)));
         }
         all_sent
@@ -435,7 +458,7 @@ impl ClusterStore {
 
     /// The server that such a value is on.
     pub fn address_of(&self, key: u128) -> String {
-        self.options.servers[self.server(key as u64)].to_string()
+        self.options.servers.all[self.server(key as u64)].to_string()
     }
 
     /// Takes such a value to be written; false if its server takes nothing now.
@@ -453,11 +476,14 @@ impl ClusterStore {
         let until = Instant::now() + patience;
         let mut good = true;
         let Some(routes) = self.routes.get() else { return good };
+        let mut budgets = Budgets::default();
         for node in routes.table().nodes() {
             let mut link = locked(&node.link);
             if link.is_behind() {
                 let mut budget = self.budget(until);
+                budget.shorten(budgets.late);
                 let outcome = link.flush(&mut budget);
+                budgets.note(&outcome);
                 good &= link.settle(outcome).is_some();
                 if link.was_turned_away() {
                     routes.doubt();
@@ -488,7 +514,7 @@ impl ClusterStore {
 
     // All samples
 
-    /// Removes all values of this dataset from the servers.
+    /// Removes all values of this dataset from all servers, those of other cells, too.
     pub fn clear(&self) -> Result<()> {
         let began = Instant::now();
         let mut last = None;
@@ -555,7 +581,7 @@ impl ClusterStore {
         Ok(moved)
     }
 
-    /// What each server holds of this dataset, and in all. Looks through all names there.
+    /// What each server of the cell holds of this dataset, and in all. Looks through all names there.
     pub fn holdings(&self) -> Vec<Holding> {
         let of = |node: &Arc<Node>| {
             let mut link = locked(&node.link);
@@ -567,7 +593,7 @@ impl ClusterStore {
             let nothing = Holding { address: node.address.to_string(), ..Holding::default() };
             link.settle(outcome).unwrap_or(nothing)
         };
-        self.routes().known(Instant::now() + STEP).holders().iter().map(of).collect()
+        self.routes().known(Instant::now() + STEP).of_the_cell().iter().map(of).collect()
     }
 
     fn holding(&self, link: &mut Link, address: &Address) -> Outcome<Holding> {
@@ -612,7 +638,7 @@ impl ClusterStore {
     ) -> Outcome<()> {
         let pattern = format!("{}*", self.prefix);
         let mut cursor = b"0".to_vec();
-        loop {
+        for _ in 0..MOST_LISTS {
             let mut budget = self.budget(Instant::now() + STEP);
             let connection = link.clean(address, &mut budget)?;
             let count = NAMES_AT_ONCE.to_string();
@@ -652,17 +678,15 @@ impl ClusterStore {
                 return Ok(());
             }
         }
+        Err(Trouble::Nonsense("with a list that has no end"))
     }
 
     // What this process saw
 
-    /// Of each server that has values.
+    /// Of each server of the cell.
     pub fn stats(&self) -> Vec<ServerStats> {
-        let of = |node: &Arc<Node>| {
-            let link = locked(&node.link);
-            ServerStats { resting: link.is_resting(), ..link.seen.clone() }
-        };
-        self.routes().table().holders().iter().map(of).collect()
+        let of = |node: &Arc<Node>| locked(&node.link).stats();
+        self.routes().table().of_the_cell().iter().map(of).collect()
     }
 
     /// What people should know, once each.

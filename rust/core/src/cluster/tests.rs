@@ -103,7 +103,7 @@ impl Server {
     }
 
     fn raw(&self) -> (Connection, Budget) {
-        let address = &parse_addresses(&url(&[self.port])).unwrap()[0];
+        let address = &parse_servers(&url(&[self.port])).unwrap().all[0];
         let mut budget = Budget::new(Duration::from_secs(10), soon());
         (Connection::open(address, &mut budget).unwrap(), budget)
     }
@@ -126,7 +126,7 @@ fn url(ports: &[u16]) -> String {
 }
 
 pub(crate) fn store(url: &str, secret: &[u8], fingerprint: u128) -> ClusterStore {
-    let servers = parse_addresses(url).unwrap();
+    let servers = parse_servers(url).unwrap();
     let name = "test".into();
     let secret = secret.to_vec();
     ClusterStore::new(ClusterOptions { servers, name, fingerprint, secret, ttl: Duration::ZERO })
@@ -353,6 +353,51 @@ fn one_operation_takes_one_wait_from_a_hung_server() {
     }
 }
 
+/// All at once, as when a network goes: each is asked before the first is waited for.
+#[test]
+fn many_hung_servers_take_little_more_than_one_wait() {
+    let hangs = || pretended(|_| std::thread::sleep(Duration::from_secs(600)));
+    let ports: Vec<u16> = (0..8).map(|_| hangs()).collect();
+    let store = store(&url(&ports), b"secret", FINGERPRINT);
+    let keys: Vec<u64> = (0..200).collect();
+    TAKEN.set(Duration::ZERO);
+    assert_eq!(get(&store, &keys).1, Received { hits: 0, errors: 8 });
+    let wait = wait_of_environment();
+    assert!(TAKEN.get() > wait / 2 && TAKEN.get() <= wait * 3 / 2, "{:?}", TAKEN.get());
+}
+
+/// A server that answers, beside one that hangs, is used in the same operation and after it.
+#[test]
+fn a_hung_server_takes_nothing_from_another() {
+    let Some(server) = Server::start("") else { return };
+    let hangs = pretended(|_| std::thread::sleep(Duration::from_secs(600)));
+    let writer = of(&server);
+    let keys: Vec<u64> = (0..400).collect();
+    let bytes = |key: u64| vec![key as u8; 10_000];
+    let both = store(&url(&[hangs, server.port]), b"secret", FINGERPRINT);
+    for &key in &keys {
+        assert!(put(&writer, key, &bytes(key)));
+    }
+    assert!(writer.flush(Duration::from_secs(10)));
+    let mut keeps = Keeps { keys: &keys, got: BTreeMap::new() };
+    let received = both.get_many(&keys, &mut keeps, soon());
+    assert!(received.errors == 1 && (150..250).contains(&received.hits), "{received:?}");
+    assert!(keeps.got.iter().all(|(&key, got)| *got == bytes(key)));
+}
+
+#[test]
+fn a_list_of_names_without_an_end_has_one() {
+    let answer = b"*2\r\n$1\r\n7\r\n*1\r\n$1\r\nx\r\n";
+    let port = pretended(move |stream| {
+        let mut asked = [0; 4096];
+        // The first question was read already.
+        while stream.write_all(answer).is_ok() && stream.read(&mut asked).is_ok_and(|n| n > 0) {}
+    });
+    let store = store(&url(&[port]), b"secret", FINGERPRINT);
+    assert_eq!(store.holdings()[0].samples, None);
+    assert!(store.news().is_some());
+}
+
 #[test]
 fn a_server_that_was_killed_and_comes_back_empty_is_missed_and_used_again() {
     let Some(mut server) = Server::start("") else { return };
@@ -412,7 +457,7 @@ fn a_password_is_asked_for_and_a_wrong_one_is_told() {
 #[test]
 fn a_ttl_is_given_to_the_server() {
     let Some(server) = Server::start("") else { return };
-    let servers = parse_addresses(&url(&[server.port])).unwrap();
+    let servers = parse_servers(&url(&[server.port])).unwrap();
     let (name, secret) = ("test".into(), b"secret".to_vec());
     let ttl = Duration::from_millis(1);
     let options = ClusterOptions { servers, name, fingerprint: FINGERPRINT, secret, ttl };
@@ -483,6 +528,39 @@ fn a_server_that_sends_a_byte_now_and_then_is_not_waited_for() {
     let store = store(&url(&[port]), b"secret", FINGERPRINT);
     assert_eq!(get(&store, &[1]).1, TROUBLE);
     assert!(store.news().unwrap().contains("does not answer in time"));
+}
+
+/// With TLS, too: silence, a record that comes byte by byte, another protocol, an end in the middle.
+#[test]
+fn a_server_that_never_ends_its_handshake_is_not_waited_for() {
+    let drips = |stream: &mut TcpStream| {
+        let _ = stream.write_all(b"\x16\x03\x03\x40\x00");
+        while stream.write_all(b"x").is_ok() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let ports = [
+        (pretended(|_| std::thread::sleep(Duration::from_secs(600))), "does not answer in time"),
+        (pretended(drips), "does not answer in time"),
+        (pretended(|stream| _ = stream.write_all(b"-ERR this is Redis\r\n")), "cannot be reached"),
+        (
+            pretended(|stream| _ = stream.write_all(b"\x15\x03\x03\x00\x02\x02\x28")),
+            "HandshakeFailure",
+        ),
+        (pretended(|_| ()), "cannot be reached"),
+    ];
+    let ca = tls::signer("handshake");
+    for (port, words) in ports {
+        let url = format!("rediss://127.0.0.1:{port}?ca={}", ca.display());
+        let store = store(&url, b"secret", FINGERPRINT);
+        TAKEN.set(Duration::ZERO);
+        assert_eq!(get(&store, &[1]).1, TROUBLE, "{words}");
+        assert!(TAKEN.get() <= wait_of_environment(), "{words}");
+        let news = store.news().unwrap();
+        assert!(news.contains(words), "{news}");
+        assert!(!put(&store, 1, b"bytes"), "it is left alone");
+    }
+    std::fs::remove_file(ca).unwrap();
 }
 
 #[test]
@@ -556,7 +634,7 @@ fn trouble_is_told_without_a_secret() {
     ];
     assert!(all.iter().all(|trouble| trouble.in_words().lines().count() == 1));
     let options = ClusterOptions {
-        servers: parse_addresses("redis://u:word@h:1").unwrap(),
+        servers: parse_servers("redis://u:word@h:1").unwrap(),
         name: "a b".into(),
         fingerprint: 0,
         secret: Vec::new(),

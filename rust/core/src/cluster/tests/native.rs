@@ -227,9 +227,15 @@ fn a_killed_server_of_a_cluster_takes_its_own_values_only() {
     members[2].server.kill();
     assert_eq!(get(&store, &keys).1, Received { hits: SAMPLES - lost, errors: 1 });
     assert!(store.news().unwrap().contains("cannot be reached"));
-    for _ in 0..20 {
-        assert_eq!(get(&store, &keys).1, Received { hits: SAMPLES - lost, errors: 0 });
-    }
+    // It is tried again now and then, however slow this machine is meanwhile.
+    let errors: u64 = (0..20)
+        .map(|_| {
+            let found = get(&store, &keys).1;
+            assert_eq!(found.hits, SAMPLES - lost);
+            found.errors
+        })
+        .sum();
+    assert!(errors < 10, "{errors}: it is left alone");
     let (down, up): (Vec<u64>, Vec<u64>) = keys.iter().partition(|key| of_killed(key));
     assert!(up.iter().all(|&key| put(&store, key, &value(key))));
     assert!(!put(&store, down[0], &value(down[0])), "it rests");
