@@ -26,7 +26,7 @@ const PLAIN: [&str; 38] = [
     "add_store",
     "absent",
     "rows",
-    "schema_in",
+    "schemas_in",
     "columns",
     "bytes",
     "parsed",

@@ -14,6 +14,7 @@ from stocache import _html
 from stocache._cluster import options as clusters
 from stocache._dataset import attributes, images, splitting, telling
 from stocache._dataset.apart import apart, in_workers
+from stocache._dataset.augmenting import Fusing, fusing
 from stocache._dataset.batches import Batches, Loads
 from stocache._dataset.comparing import RANDOM, SAME, STALE, UNKNOWN, compare
 from stocache._dataset.samples import Records, Samples
@@ -22,6 +23,7 @@ from stocache._sharing.change import check_on_change
 from stocache._sharing.dataset import open_records
 from stocache._sharing.disk import checked, folder_of
 from stocache._sharing.job import caller_of
+from stocache.augment import Pipeline
 from stocache.sizes import huge_pages_word, show_bytes
 
 Sample = TypeVar("Sample", covariant=True)
@@ -176,6 +178,7 @@ class CachedDataset(Dataset[Sample]):
             dataset, records, len(dataset), allow_pickle=bool(allow_pickle), strict=bool(strict),
             probe=probe if found else 0, looks=probe,
             named=name is not None, says_what_fits=bool(verbose) and created,
+            verbose=bool(verbose),
         )  # fmt: skip
         vars(self).update(
             dataset=dataset, transform=transform_sample or images.for_samples(transform)
@@ -225,9 +228,9 @@ class CachedDataset(Dataset[Sample]):
         if type(index) is not int and _is_many(index):
             chosen = _listed(index, self._stocache.length)
             samples = self._stocache.get_many(chosen, transform is not None)
-            return samples if transform is None else _each(transform, samples)
+            return samples if transform is None else self._transformed(samples, chosen)
         sample = self._stocache.get(index, transform is not None)
-        return sample if transform is None else transform(sample)
+        return sample if transform is None else self._transformed([sample], [index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """The samples of a batch; misses are loaded together. A DataLoader calls this."""
@@ -236,7 +239,15 @@ class CachedDataset(Dataset[Sample]):
         transform = vars(self)["transform"]
         if transform is None:
             return self._stocache.get_many(indices, whole=True)
-        return _each(transform, self._stocache.get_many(indices, to_edit=True))
+        indices = list(indices) if hasattr(indices, "__next__") else indices
+        return self._transformed(self._stocache.get_many(indices, to_edit=True), indices)
+
+    def _transformed(self, samples: list[Any], indices: Iterable[Any]) -> list[Any]:
+        """As they are handed out."""
+        fusing = self._stocache_fusing(indices)
+        if fusing is not None:
+            return fusing.samples(samples, indices)
+        return self._stocache.transformed(vars(self)["transform"], samples)
 
     def __iter__(self) -> Iterator[Sample]:
         """Ends at the length, or before it where the dataset does, by an IndexError."""
@@ -281,11 +292,21 @@ class CachedDataset(Dataset[Sample]):
         """Whether batches may be gathered natively: nobody wants the single samples."""
         kind = type(self)
         return (
-            vars(self)["transform"] is None
+            (vars(self)["transform"] is None or self._stocache_pipeline() is not None)
             and self._stocache.is_used()
             and kind.__getitem__ is CachedDataset.__getitem__
             and kind.__getitems__ is CachedDataset.__getitems__
         )
+
+    def _stocache_pipeline(self) -> Pipeline | None:
+        """The transform, if it is one that was fused."""
+        transform = vars(self)["transform"]
+        return transform if isinstance(transform, Pipeline) else None
+
+    def _stocache_fusing(self, indices: Iterable[Any]) -> Fusing | None:
+        """The same, as it is to be applied to these samples now."""
+        pipeline = self._stocache_pipeline()
+        return None if pipeline is None else fusing(pipeline, self._stocache.passes, indices)
 
     # Attributes
 
@@ -482,11 +503,6 @@ def _with_progress(loader: Any) -> Any:
     except ImportError:  # a bar is no reason to fail
         return loader
     return tqdm(loader, "warming the cache", unit=" samples")
-
-
-def _each(transform: Callable[[Any], Any], samples: Iterable[Any]) -> list[Any]:
-    # Not by map(), which a StopIteration of the transform would end without a word.
-    return [transform(sample) for sample in samples]
 
 
 def _is_many(index: Any) -> bool:

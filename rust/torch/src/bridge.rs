@@ -358,6 +358,7 @@ pub mod ffi {
         head: u64,
         needs_pickle: bool,
         collatable: bool,
+        fusible: bool,
         has_rest: bool,
     }
 
@@ -365,6 +366,8 @@ pub mod ffi {
     struct Column {
         dtype: i8,
         sizes: Vec<i64>,
+        /// In memory the second size comes last.
+        channels_last: bool,
     }
 
     /// Memory to be written to.
@@ -421,6 +424,8 @@ pub mod ffi {
         dropped: u64,
         loads: u64,
         load_nanos: u64,
+        transforms: u64,
+        transform_nanos: u64,
         too_large: u64,
         evicted: u64,
         unsupported: u64,
@@ -594,6 +599,7 @@ pub mod ffi {
         fn is_whole(self: &Records, region: u32, generation: u32) -> bool;
         fn note(self: &Records, hits: u64, misses: u64);
         fn note_loads(self: &Records, loads: u64, nanos: u64);
+        fn note_transforms(self: &Records, samples: u64, nanos: u64);
         fn note_unsupported(self: &Records, samples: u64);
         fn is_first_to_tell(self: &Records, what: u32) -> bool;
         /// Why nothing can be stored from this process; empty if something can.
@@ -691,6 +697,8 @@ pub mod ffi {
 
         fn parse_schema(bytes: &[u8]) -> Result<Box<Schema>>;
         fn sums(self: &Schema) -> SchemaSums;
+        /// Whether they differ in what is beside the pixels of images alone.
+        fn is_like(self: &Schema, other: &Schema) -> bool;
         fn bytes(self: &Schema) -> &[u8];
         fn nodes(self: &Schema) -> &[Node];
         fn keys(self: &Schema) -> &[Key];
@@ -728,14 +736,18 @@ pub mod ffi {
         fn new_batch(rows: usize) -> Box<Batch>;
         /// Before `find`: a store whose number is that of those before it.
         fn add_store(self: &mut Batch, records: &Records);
+        /// Before `find`: images are made by a pipeline.
+        fn fuse(self: &mut Batch, pipeline: &Pipeline, seed: u64, epoch: u64);
         /// The samples of these indices, each of the store of that number or all of the first; false if
         /// one is in no dataset, or records in one store are of two schemas.
         fn find(self: &mut Batch, which: &[u32], indices: &[i64]) -> bool;
         /// Looks for rows that are not there; false if records in one store are of two schemas.
         fn look_again(self: &mut Batch) -> bool;
         fn rows(self: &Batch) -> usize;
-        /// The number of the schema of what was found in that store.
-        fn schema_in(self: &Batch, store: usize) -> u16;
+        /// The numbers of the schemas of what was found in that store.
+        fn schemas_in(self: &Batch, store: usize) -> &[u16];
+        /// Says what one of these is that is like the schema of the batch.
+        fn know(self: &mut Batch, store: usize, number: u16, schema: &Schema);
         /// The rows that are not there, and are not read from below.
         fn absent(self: &Batch) -> Vec<u32>;
         /// Whether rows are being read from below.
@@ -744,6 +756,8 @@ pub mod ffi {
         fn arrive(self: &mut Batch) -> Result<bool>;
         /// The record of a row that is not there, of the schema of the others.
         unsafe fn give(self: &mut Batch, row: usize, pieces: &[Part]) -> bool;
+        /// The same of a schema that is like it.
+        unsafe fn give_as(self: &mut Batch, row: usize, pieces: &[Part], schema: &Schema) -> bool;
         /// By the rows that are there, all of this schema; false if they are not a batch.
         fn lay_out(self: &mut Batch, schema: &Schema) -> bool;
         fn columns(self: &Batch) -> Vec<Column>;
