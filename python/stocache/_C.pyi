@@ -57,6 +57,32 @@ class Cache:
 class UnsupportedSample(TypeError, ValueError):
     place: str
 
+class Pipeline:
+    def __new__(cls, description: str, /) -> Pipeline: ...
+    def output(
+        self, sizes: tuple[int, ...], dtype: torch.dtype, form: int, /
+    ) -> tuple[torch.dtype, tuple[int, int, int], bool]: ...
+    def drawn(
+        self,
+        seed: int,
+        epoch: int,
+        index: int,
+        sizes: tuple[int, ...],
+        dtype: torch.dtype,
+        form: int,
+        /,
+    ) -> str: ...
+    def apply(
+        self,
+        seed: int,
+        epoch: int,
+        indices: torch.Tensor,
+        images: torch.Tensor,
+        form: int,
+        threads: int,
+        /,
+    ) -> torch.Tensor: ...
+
 class Files:
     def open(
         self,

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)] // the boundary itself
 
 pub use crate::acquiring::Acquiring;
+pub use crate::augment::Pipeline;
+use crate::augment::new_pipeline;
 pub use crate::batches::Batch;
 use crate::batches::{
     drop_batch, give_back_batches, new_batch, receive_batch, send_batch, take_batch,
@@ -441,6 +443,32 @@ pub mod ffi {
         frozen: bool,
     }
 
+    /// An image before its augmentation; see `stocache::augment::Shape`.
+    struct ImageShape {
+        channels: u32,
+        height: u32,
+        width: u32,
+        dtype: i8,
+        interleaved: bool,
+        pil: bool,
+        array: bool,
+    }
+
+    /// What becomes of it.
+    struct ImageOutput {
+        dtype: i8,
+        dims: Vec<i64>,
+        bytes: usize,
+        channels_last: bool,
+    }
+
+    /// What the parameters of a row are a function of.
+    struct RowNumber {
+        seed: u64,
+        epoch: u64,
+        index: u64,
+    }
+
     /// Files to keep copies of, as the user said it.
     struct FileOptions {
         /// The far folder and the near one, as bytes: paths need not be text.
@@ -812,6 +840,27 @@ pub mod ffi {
         fn permute(numbers: &mut [u64], len: u64, key: &[u64; 3]) -> Result<()>;
         /// Puts in the place of each number the position of that visit.
         fn visit(numbers: &mut [u64], visits: &Visits) -> Result<()>;
+    }
+
+    extern "Rust" {
+        /// Steps that were fused.
+        type Pipeline;
+
+        fn new_pipeline(description: &str) -> Result<Box<Pipeline>>;
+
+        fn output(self: &Pipeline, shape: &ImageShape) -> Result<ImageOutput>;
+        /// What is done to that row, as JSON.
+        fn drawn(self: &Pipeline, number: &RowNumber, shape: &ImageShape) -> Result<String>;
+        /// Writes a row for each index, of images that lie one after the other.
+        unsafe fn apply(
+            self: &Pipeline,
+            number: &RowNumber,
+            indices: &[u64],
+            shape: &ImageShape,
+            data: *const u8,
+            to: *mut u8,
+            threads: usize,
+        ) -> Result<()>;
     }
 
     extern "Rust" {

@@ -1,0 +1,1 @@
+//! The room as a whole: pipelines on images of every kind.
