@@ -84,7 +84,10 @@ Gathering::Gathering(Caches caches, std::vector<uint32_t> which,
       collation_(bridge::new_batch(0)) {
   auto& batch = collation_.batch();
   for (const auto& cache : caches_) batch.add_store(cache->records());
-  if (fused_.pipeline) batch.fuse(**fused_.pipeline, fused_.seed, fused_.epoch);
+  if (fused_.pipeline) {
+    batch.fuse(**fused_.pipeline, fused_.seed, fused_.epoch,
+               {fused_.numbers.data(), fused_.numbers.size()});
+  }
   possible_ = !indices.empty() &&
               batch.find({which_.data(), which_.size()}, {indices.data(), indices.size()}) &&
               agree_on_schema() && begin();

@@ -41,6 +41,7 @@ struct Loaded {
 struct Fused {
   std::shared_ptr<::rust::Box<bridge::Pipeline>> pipeline;  // none: images stay as they are
   uint64_t seed = 0, epoch = 0;
+  std::vector<int64_t> numbers;  // of each row, instead of its index; or none
 };
 
 // Everything runs with the GIL held; bytes are moved without it, also while nobody calls.

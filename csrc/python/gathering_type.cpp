@@ -170,10 +170,13 @@ PyObject* make_gathering(Gathering::Caches caches, std::vector<uint32_t> which,
 
 bool to_fused(PyObject* object, Fused& fused) {
   if (object == Py_None) return true;
-  PyObject* pipeline = nullptr;
+  PyObject *pipeline = nullptr, *numbers = nullptr;
   unsigned long long seed = 0, epoch = 0;
-  TORCH_CHECK_TYPE(PyTuple_Check(object), "what is fused is a tuple of a pipeline, seed and epoch");
-  if (!PyArg_ParseTuple(object, "OKK", &pipeline, &seed, &epoch)) return false;
+  TORCH_CHECK_TYPE(PyTuple_Check(object), "what is fused is a tuple of a pipeline and its numbers");
+  if (!PyArg_ParseTuple(object, "OKKO", &pipeline, &seed, &epoch, &numbers) ||
+      (numbers != Py_None && !to_indices(numbers, fused.numbers))) {
+    return false;
+  }
   fused.pipeline = pipeline_of(pipeline);
   fused.seed = seed;
   fused.epoch = epoch;

@@ -21,7 +21,7 @@ PyObject* make_gathering(Gathering::Caches caches, std::vector<uint32_t> which,
                          const std::vector<int64_t>& indices, int64_t threads, bool shared,
                          Fused fused);
 
-// (pipeline, seed, epoch) or None; false with a Python error for anything else.
+// (pipeline, seed, epoch, numbers or None) or None; false with a Python error for anything else.
 bool to_fused(PyObject* object, Fused& fused);
 
 }  // namespace stocache::python

@@ -186,7 +186,7 @@ class Gathering:
 
 def gather_from(
     stores: list[Records], which: Any, indices: Any, threads: int, shared: bool,
-    fused: tuple[Pipeline, int, int] | None = None, /,
+    fused: tuple[Pipeline, int, int, Any] | None = None, /,
 ) -> Gathering: ...  # fmt: skip
 def pack(samples: dict[int, Any], fused: bool = False, /) -> Any: ...
 def on_one_thread(function: Callable[[], T], /) -> T: ...
@@ -212,7 +212,7 @@ class Records:
     def get(self, index: int, allow_pickle: bool, counted: bool = True, /) -> Any: ...
     def gather(
         self, indices: Any, threads: int, shared: bool, visits: tuple[int, ...] | None = None,
-        fused: tuple[Pipeline, int, int] | None = None, /,
+        fused: tuple[Pipeline, int, int, Any] | None = None, /,
     ) -> Gathering: ...  # fmt: skip
     def stack(self, samples: list[Any], threads: int, shared: bool, /) -> Any: ...
     def get_many(self, indices: Any, allow_pickle: bool, counted: bool = True, /) -> list[Any]: ...

@@ -14,7 +14,7 @@ from stocache import _html
 from stocache._cluster import options as clusters
 from stocache._dataset import attributes, images, splitting, telling
 from stocache._dataset.apart import apart, in_workers
-from stocache._dataset.augmenting import Fusing, fusing
+from stocache._dataset.augmenting import Fusing, Numbering, fusing
 from stocache._dataset.batches import Batches, Loads
 from stocache._dataset.comparing import RANDOM, SAME, STALE, UNKNOWN, compare
 from stocache._dataset.samples import Records, Samples
@@ -65,7 +65,8 @@ class CachedDataset(Dataset[Sample]):
         transform: Runs on every sample that is handed out, cached or not. Random augmentation
             belongs here; what ``dataset`` does is done once. A function gets the whole sample, and
             so does a transform of torchvision's v2, which finds the images in it; one of
-            torchvision's first version gets the first image, or the first tensor, alone.
+            torchvision's first version gets the first image, or the first tensor, alone. One of
+            ``stocache.fuse`` runs natively, while a ``stocache.DataLoader`` gathers its batches.
         transform_sample: The same, but gets the whole sample whatever it is. One of the two.
         policy: "freeze" fills the memory and then keeps what is there, which is best for epochs
             that visit every sample once. "lru" drops what was not used for longest to make room.
@@ -268,6 +269,8 @@ class CachedDataset(Dataset[Sample]):
     def transform(self, transform: Callable[[Any], Any] | None) -> None:
         if not hasattr(self.dataset, "transform"):
             vars(self)["transform"] = images.for_samples(transform)
+        elif self.dataset.transform is None and isinstance(transform, Pipeline):
+            vars(self)["transform"] = transform
         elif (
             transform is not None
             and self.dataset.transform is None
@@ -306,7 +309,13 @@ class CachedDataset(Dataset[Sample]):
     def _stocache_fusing(self, indices: Iterable[Any]) -> Fusing | None:
         """The same, as it is to be applied to these samples now."""
         pipeline = self._stocache_pipeline()
-        return None if pipeline is None else fusing(pipeline, self._stocache.passes, indices)
+        if pipeline is None:
+            return None
+        return fusing(pipeline, self._stocache.passes, indices, self._stocache_numbering())
+
+    def _stocache_numbering(self) -> Numbering | None:
+        """What random numbers of samples follow from, if not from their indices here."""
+        return None
 
     # Attributes
 

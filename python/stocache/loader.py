@@ -82,7 +82,9 @@ class DataLoader(compat.Loader):
         numbers = self._stocache_progress.augmented
         if pipeline is not None and numbers is None:  # it was not there when the epoch began
             return None
-        fusing = None if pipeline is None else Fusing(pipeline, *numbers)
+        fusing = None
+        if pipeline is not None and numbers is not None:
+            fusing = Fusing(pipeline, *numbers, source.parts[0]._stocache_numbering())
         gatherer = Gatherer(source, self, fusing)
         # Without workers, what is missing is loaded here when its turn comes.
         may_miss = self.num_workers > 0 and self.in_order

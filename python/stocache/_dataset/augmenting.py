@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import operator
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -22,6 +22,9 @@ from torch.utils.data import get_worker_info
 from stocache import _C
 from stocache._torch.progress import Numbers
 from stocache.augment import Pipeline
+
+Numbering = Callable[[Any], Any]
+"""What the random numbers of samples follow from, by their indices."""
 
 _SAID: ContextVar[Numbers | None] = ContextVar("augmented", default=None)
 _MASK = (1 << 64) - 1
@@ -33,14 +36,20 @@ class Fusing(NamedTuple):
     pipeline: Pipeline
     seed: int
     epoch: int
+    numbering: Numbering | None = None
+    """Where the numbers are not the indices of the samples."""
 
-    def native(self) -> tuple[_C.Pipeline, int, int]:
-        """For batches that are gathered."""
-        return self.pipeline.native, self.seed & _MASK, self.epoch & _MASK
+    def native(self, indices: Any) -> tuple[_C.Pipeline, int, int, Any]:
+        """For a batch of these samples that is gathered."""
+        numbers = None if self.numbering is None else self.numbering(indices)
+        return self.pipeline.native, self.seed & _MASK, self.epoch & _MASK, numbers
 
     def sample(self, sample: Any, index: Any) -> Any:
         """One of them, made by itself."""
-        return self.pipeline.apply(sample, self.seed & _MASK, self.epoch & _MASK, index)
+        number = number_of(index)
+        if self.numbering is not None:
+            number = int(self.numbering([number])[0])
+        return self.pipeline.apply(sample, self.seed & _MASK, self.epoch & _MASK, number)
 
     def samples(self, samples: Iterable[Any], indices: Iterable[Any]) -> list[Any]:
         pairs = zip(samples, indices, strict=True)
@@ -104,15 +113,17 @@ class Passes:
         return int.from_bytes(hashlib.blake2b(numbers, digest_size=8).digest(), "little")
 
 
-def fusing(pipeline: Pipeline, passes: Passes, keys: Iterable[Any]) -> Fusing:
+def fusing(
+    pipeline: Pipeline, passes: Passes, keys: Iterable[Any], numbering: Numbering | None
+) -> Fusing:
     """As it is to be applied to these samples now."""
     numbers = _SAID.get()
     if numbers is not None:
-        return Fusing(pipeline, *numbers)
+        return Fusing(pipeline, *numbers, numbering)
     epoch = pipeline.epoch
     if epoch is None:
         epoch = passes.epoch(map(number_of, keys))
-    return Fusing(pipeline, seed_of(pipeline), epoch)
+    return Fusing(pipeline, seed_of(pipeline), epoch, numbering)
 
 
 def number_of(key: Any) -> int:

@@ -217,7 +217,7 @@ class Samples:
         try:
             asked, places = self._usable(indices, to_edit=False, whole=whole)
             # What is in memory is copied while the rest is loaded.
-            native = None if fusing is None else fusing.native()
+            native = None if fusing is None else fusing.native(places)
             gathering = self.records.gather(places, self._threads(), is_worker(), None, native)
             loaded = self._with_missing(asked, places, to_edit=False, whole=whole)
         except _Given as given:

@@ -86,8 +86,11 @@ class Source:
     def gathers(self) -> bool:
         """Whether batches may be gathered natively: nobody wants the single samples."""
         pipelines = [part._stocache_pipeline() for part in self.parts]
-        return all(part._stocache_gathers() for part in self.parts) and all(
-            pipeline == pipelines[0] for pipeline in pipelines
+        if not all(part._stocache_gathers() for part in self.parts):
+            return False
+        return len(pipelines) == 1 or all(
+            pipeline == pipelines[0] and (pipeline is None or part._stocache_numbering() is None)
+            for pipeline, part in zip(pipelines, self.parts, strict=True)
         )
 
     def pipeline(self) -> Pipeline | None:
@@ -118,7 +121,7 @@ class Source:
         self, located: Located, threads: int, shared: bool = False, fusing: Fusing | None = None
     ) -> _C.Gathering:
         """A batch in the making; the rows that are in memory are copied from now on."""
-        fused = None if fusing is None else fusing.native()
+        fused = None if fusing is None else fusing.native(located.indices)
         if located.which is None:
             records: _C.Records = self.parts[0]._stocache.records
             visits = None if located.visits is None else located.visits.order

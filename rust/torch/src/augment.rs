@@ -27,6 +27,10 @@ fn number_of(number: &ffi::RowNumber) -> Number {
 }
 
 impl Pipeline {
+    pub(crate) fn parsed(&self) -> &Arc<augment::Pipeline> {
+        &self.0
+    }
+
     pub fn output(&self, shape: &ffi::ImageShape) -> Result<ffi::ImageOutput> {
         guard(|| {
             let augment::Output { dtype, dims, bytes, channels_last } =

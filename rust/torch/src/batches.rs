@@ -29,9 +29,10 @@ impl Batch {
         self.stores.push(Arc::clone(records.levels()));
     }
 
-    pub fn fuse(&mut self, pipeline: &Pipeline, seed: u64, epoch: u64) {
+    pub fn fuse(&mut self, pipeline: &Pipeline, seed: u64, epoch: u64, numbers: &[i64]) {
         let pipeline = Arc::clone(pipeline.parsed());
-        self.fused = Some(Fused { pipeline, seed, epoch });
+        let numbers = numbers.iter().map(|&number| number as u64).collect();
+        self.fused = Some(Fused { pipeline, seed, epoch, numbers });
     }
 
     pub fn find(&mut self, which: &[u32], indices: &[i64]) -> bool {

@@ -76,6 +76,8 @@ pub struct Batch {
 struct Place {
     store: u32,
     index: usize,
+    /// What random numbers of its images follow from.
+    number: u64,
     state: State,
     /// Where it is in `copied`, and the how-manieth of those.
     copied: Option<(u32, u32)>,
@@ -99,7 +101,7 @@ unsafe impl Send for Batch {}
 impl Batch {
     /// So many rows, none of which is there.
     pub fn new(rows: usize) -> Self {
-        let place = Place { store: 0, index: 0, state: State::Absent, copied: None };
+        let place = Place { store: 0, index: 0, number: 0, state: State::Absent, copied: None };
         Self {
             copying: Vec::new(),
             stores: Arc::new([]),
@@ -127,8 +129,7 @@ impl Batch {
         Self::find_for(None, stores, which, indices)
     }
 
-    /// The same where images are `fused`: made by a pipeline, with the random numbers of their samples'
-    /// indices. Then there may be several schemas.
+    /// The same where images are `fused`: made by a pipeline. Then there may be several schemas.
     pub fn find_for(
         fused: Option<Fused>,
         stores: Vec<Arc<Levels>>,
@@ -147,7 +148,9 @@ impl Batch {
         for (row, &index) in indices.iter().enumerate() {
             let store = which.get(row).copied().unwrap_or(0);
             let index = made.stores.get(store as usize)?.memory().index(index)?;
-            made.rows.push(Place { store, index, state: State::Absent, copied: None });
+            let numbers = made.fused.as_ref().map(|fused| &fused.numbers);
+            let number = numbers.and_then(|numbers| numbers.get(row)).map_or(index as u64, |n| *n);
+            made.rows.push(Place { store, index, number, state: State::Absent, copied: None });
         }
         made.look_again().then_some(made)
     }
@@ -442,9 +445,9 @@ impl Batch {
             .iter()
             .filter_map(|(row, pieces)| Some((places.binary_search(&(*row as u32)).ok()?, pieces)))
             .collect();
-        let index_of = |&row: &u32| self.rows[row as usize].index as u64;
-        let indices: Vec<u64> = places.iter().map(index_of).collect();
-        let fused = self.fused.as_ref().map(|fused| (fused, &*indices));
+        let number_of = |&row: &u32| self.rows[row as usize].number;
+        let numbers: Vec<u64> = places.iter().map(number_of).collect();
+        let fused = self.fused.as_ref().map(|fused| (fused, &*numbers));
         // SAFETY: in the mapping of a store that we hold, in what was fetched and is held, or by the promise of
         // `give`.
         let columns = unsafe { Columns::plan(schema, &records, &pieces, fused) }?;

@@ -147,7 +147,7 @@ impl Columns {
     /// Checks what it can about the records and finds out where their parts lie. `None` if there are
     /// none, if shapes differ, if one is damaged, or if the schema holds what default_collate refuses
     /// or treats in a way of its own. Lengths of strings may differ. Some rows may be in `pieces`. Images
-    /// may be `fused`: then rows have `indices`, and sizes may differ as long as what they become is of
+    /// may be `fused`: then rows have `numbers`, and sizes may differ as long as what they become is of
     /// one.
     ///
     /// # Safety
@@ -162,7 +162,7 @@ impl Columns {
         if rows.is_empty() || !collatable {
             return None;
         }
-        let (fused, indices) = fused.unzip();
+        let (fused, numbers) = fused.unzip();
         let images = match fused {
             Some(fused) => Some(Images::of(&schema, fused)?),
             None => None,
@@ -185,7 +185,7 @@ impl Columns {
             schema,
         };
         // SAFETY: by the caller's promise.
-        unsafe { made.lay_out(rows, indices.unwrap_or_default()) }.then_some(())?;
+        unsafe { made.lay_out(rows, numbers.unwrap_or_default()) }.then_some(())?;
         made.find_payloads(rows, pieces)?;
         made.make_columns();
         made.make_texts()?;
@@ -244,7 +244,7 @@ impl Columns {
 
     /// # Safety
     /// As for `plan`.
-    unsafe fn lay_out(&mut self, rows: &[Row], indices: &[u64]) -> bool {
+    unsafe fn lay_out(&mut self, rows: &[Row], numbers: &[u64]) -> bool {
         let leaves = self.extents.len();
         let (schema, len) = (Arc::clone(&self.schema), rows[0].len);
         // SAFETY: by the caller's promise.
@@ -254,7 +254,7 @@ impl Columns {
             return false;
         }
         if let Some(images) = &mut self.images
-            && (indices.len() != rows.len() || !images.add(&self.words, indices[0]))
+            && (numbers.len() != rows.len() || !images.add(&self.words, numbers[0]))
         {
             return false;
         }
@@ -270,7 +270,7 @@ impl Columns {
                 return false;
             }
             if let Some(images) = &mut self.images
-                && !images.add(&words, indices[i])
+                && !images.add(&words, numbers[i])
             {
                 return false;
             }

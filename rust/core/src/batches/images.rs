@@ -22,6 +22,8 @@ pub struct Fused {
     pub seed: u64,
     /// Another one whenever all samples are asked for again.
     pub epoch: u64,
+    /// Of each row of the batch, what it follows from instead of the index of its sample; or none.
+    pub numbers: Vec<u64>,
 }
 
 /// A part of a sample that is an image.
@@ -58,8 +60,8 @@ pub(super) struct Images {
     pub(super) outputs: Vec<Output>,
     /// Of each row, of each part.
     shapes: Vec<Shape>,
-    /// Of each row: the index of its sample.
-    indices: Vec<u64>,
+    /// Of each row: what its random numbers follow from.
+    numbers: Vec<u64>,
 }
 
 impl std::fmt::Debug for Images {
@@ -73,11 +75,11 @@ impl Images {
     pub(super) fn of(schema: &Schema, fused: &Fused) -> Option<Self> {
         let parts = parts_of(schema)?;
         Some(Self {
-            fused: fused.clone(),
+            fused: Fused { numbers: Vec::new(), ..fused.clone() },
             parts,
             outputs: Vec::new(),
             shapes: Vec::new(),
-            indices: Vec::new(),
+            numbers: Vec::new(),
         })
     }
 
@@ -87,7 +89,7 @@ impl Images {
     }
 
     /// The next row, by its words; false if it does not become what the others do.
-    pub(super) fn add(&mut self, words: &[u32], index: u64) -> bool {
+    pub(super) fn add(&mut self, words: &[u32], number: u64) -> bool {
         let first = self.shapes.len();
         for (at, part) in self.parts.iter().enumerate() {
             let Some(shape) = part.shape(words) else { return false };
@@ -106,7 +108,7 @@ impl Images {
             }
             self.shapes.push(shape);
         }
-        self.indices.push(index);
+        self.numbers.push(number);
         true
     }
 
@@ -123,8 +125,8 @@ impl Images {
         to: *mut u8,
         scratch: &mut Scratch,
     ) -> bool {
-        let Fused { pipeline, seed, epoch } = &self.fused;
-        let number = Number { seed: *seed, epoch: *epoch, index: self.indices[row] };
+        let Fused { pipeline, seed, epoch, .. } = &self.fused;
+        let number = Number { seed: *seed, epoch: *epoch, index: self.numbers[row] };
         let shape = self.shapes[row * self.parts.len() + part];
         let Ok(drawn) = pipeline.draw(number, &shape) else { return false };
         // SAFETY: by the caller's promise; the row was added with this shape.
