@@ -1,4 +1,4 @@
-"""Train on a folder of JPEGs, as ImageNet is one, with decoded images in memory and augmentation fused.
+"""Train on a folder of JPEGs, with decoded images in memory and augmentation fused.
 
     python examples/imagenet_like.py                          # writes a small folder of its own
     python examples/imagenet_like.py --data /data/imagenet/train --memory 64GiB --workers 8 \\
@@ -68,7 +68,9 @@ def write_images(folder: Path, count: int) -> None:
         y, x = np.mgrid[0:height, 0:width] / 100
         angle = rng.uniform(0, np.pi)
         waves = np.sin(2 * np.pi * 2 ** (label + 1) * (x * np.cos(angle) + y * np.sin(angle)))
-        pixels = 128 + waves[..., None] * rng.uniform(40, 90, 3) + rng.normal(0, 10, waves.shape + (3,))
+        pixels = (
+            128 + waves[..., None] * rng.uniform(40, 90, 3) + rng.normal(0, 10, (*waves.shape, 3))
+        )
         where = folder / f"class{label}"
         where.mkdir(parents=True, exist_ok=True)
         image = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))

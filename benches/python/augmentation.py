@@ -87,9 +87,7 @@ def cached(dataset: Dataset[Any], sample_bytes: int) -> Iterator[CachedDataset[A
         made.close()
 
 
-def loader_of(
-    ours: CachedDataset[Any], transform: Any, batch: int = BATCH
-) -> stocache.DataLoader:
+def loader_of(ours: CachedDataset[Any], transform: Any, batch: int = BATCH) -> stocache.DataLoader:
     """Over the same memory, with a transform of its own."""
     other = object.__new__(CachedDataset)
     vars(other).update(vars(ours))
@@ -114,8 +112,8 @@ def epoch(loader: Iterable[Any], samples: int) -> Side:
 
 
 def check(fused: Iterable[Any], peer: Iterable[Any], samples: int) -> None:
-    """A fast epoch of the wrong numbers is no result: the same samples, shapes, types, and about the
-    same mean as torchvision's."""
+    """A fast epoch of the wrong numbers is no result: the same samples, shapes, types, and about
+    the same mean as torchvision's."""
     means = []
     for loader in (fused, peer):
         seen, total, kind = [], 0.0, set()

@@ -303,7 +303,7 @@ class CachedDataset(Dataset[Sample]):
 
     def _stocache_pipeline(self) -> Pipeline | None:
         """The transform, if it is one that was fused."""
-        transform = vars(self)["transform"]
+        transform = vars(self).get("transform")
         return transform if isinstance(transform, Pipeline) else None
 
     def _stocache_fusing(self, indices: Iterable[Any]) -> Fusing | None:
@@ -323,6 +323,9 @@ class CachedDataset(Dataset[Sample]):
         # Only what is not found here: the dataset's own attributes stay reachable.
         if name.startswith("__") or "_stocache" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        pipeline = self._stocache_pipeline() if name == "set_epoch" else None
+        if pipeline is not None and not hasattr(self.dataset, name):
+            return pipeline.set_epoch
         value = getattr(self.dataset, name)
         attributes.check_forwarded(self.dataset, name, value)
         return self._stocache.set_epoch if name == "set_epoch" and callable(value) else value

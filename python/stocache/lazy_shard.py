@@ -16,8 +16,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from stocache import _C
 from stocache._dataset.apart import apart, in_workers
-from stocache._dataset.augmenting import Numbering
 from stocache._dataset.attributes import check_forwarded, defines_items_anew
+from stocache._dataset.augmenting import Numbering
 from stocache._dataset.batches import Loads
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharding.shard import Deal, Shard, Visits, chunk_of, rows_of, shard_of

@@ -423,10 +423,11 @@ def test_an_error_names_the_sample_and_nothing_of_its_batch_comes(cached, worker
     iterator, labels = iter(loader), []
     for number in range(6):
         if number == 2:
-            with pytest.raises(ValueError, match="sample 13: .*RandomCrop"):
+            with pytest.raises(ValueError, match=r"sample 13: .*RandomCrop"):
                 next(iterator)
             continue
         labels += next(iterator)["label"].tolist()
+    assert next(iterator, None) is None  # workers end
     assert labels == [i for i in range(LENGTH) if not 10 <= i < 15]
 
 
@@ -439,7 +440,7 @@ def test_images_that_become_of_several_sizes_are_the_error_of_torch(cached):
 
 def test_a_sample_without_an_image_is_an_error_with_its_index(cached):
     dataset = cached(Fixed([(i, "text") for i in range(8)]), transform=stocache.fuse(transform()))
-    with pytest.raises(TypeError, match="sample 0: .*no image"):
+    with pytest.raises(TypeError, match=r"sample 0: .*no image"):
         next(iter(stocache.DataLoader(dataset, 4)))
 
 

@@ -635,7 +635,7 @@ class Samples:
         return made
 
     def _note_transforms(self, transform: Any, samples: int, seconds: float) -> None:
-        """Counts them, and says at the end of an epoch how much of it they took, if that is most."""
+        """Counts them, and says at the end of an epoch what they took of it, if that is most."""
         if not self.records.is_open():
             return
         self.records.note_transforms(samples, seconds)

@@ -102,7 +102,9 @@ class Shard(Dataset[Any]):
 
     def samples_at(self, positions: Any) -> Tensor:
         """The samples of the source at these positions."""
-        return self.deal.at(self.start + torch.as_tensor(positions, dtype=torch.int64, device="cpu"))
+        return self.deal.at(
+            self.start + torch.as_tensor(positions, dtype=torch.int64, device="cpu")
+        )
 
     def keys(self) -> bytes:
         """What each is known by on disk, whichever part of the dataset a node has: 16 bytes."""

@@ -38,7 +38,7 @@ from stocache._torch.order import Drawn, drawn, listed
 
 VERSION = 1
 Numbers = tuple[int, int]
-"""What random numbers of a fused transform follow from beside the index: a seed, and which epoch."""
+"""What random numbers of a fused transform follow from beside the index: seed and epoch."""
 
 _TORCHS = (
     RandomSampler,

@@ -58,19 +58,19 @@ impl Pipeline {
         guard(|| {
             let image = Image { data, shape: shape_of(shape) };
             if data.is_null() || to.is_null() {
-                return Err(Error::new(Kind::Argument, "the image has no memory"));
+                return Err(Error::new(Kind::Argument, "the image has no memory").into());
             }
             let first = number_of(number);
             if let &[index] = indices {
                 let drawn = self.0.draw(Number { index, ..first }, &image.shape)?;
                 // SAFETY: by the caller's promise.
-                return Scratch::here(|scratch| unsafe {
+                return Ok(Scratch::here(|scratch| unsafe {
                     self.0.apply(&drawn, image, to, scratch)
-                });
+                })?);
             }
             let numbers = indices.iter().map(|&index| Number { index, ..first }).collect();
             // SAFETY: by the caller's promise.
-            unsafe { self.0.apply_many(numbers, image, to, threads) }
+            Ok(unsafe { self.0.apply_many(numbers, image, to, threads) }?)
         })
     }
 }

@@ -232,9 +232,9 @@ impl Columns {
     fn fixed<'a>(&'a self, words: &'a [u32]) -> impl Iterator<Item = &'a [u32]> {
         let is_image = |at: usize| self.images.as_ref().is_some_and(|of| of.has(at as u32));
         let leaves = self.schema.leaves.iter().enumerate();
-        leaves.filter(move |(at, leaf)| leaf.fixed && !is_image(*at)).map(|(_, leaf)| {
-            &words[leaf.word as usize..(leaf.word + leaf.dims) as usize]
-        })
+        leaves
+            .filter(move |(at, leaf)| leaf.fixed && !is_image(*at))
+            .map(|(_, leaf)| &words[leaf.word as usize..(leaf.word + leaf.dims) as usize])
     }
 
     /// Whether the first row says all of the others' shapes: whoever copies looks at their words.
