@@ -124,7 +124,7 @@ bench-ffcv: build $(FFCV)/.installed ## stocache.DataLoader beside FFCV, which g
 	$(FFCV)/bin/python benches/python/cached_dataset.py --only loader --with-ffcv
 
 bench-core: ## Criterion benches of the core alone
-	cargo bench --bench slots --bench records --bench checksums
+	cargo bench --bench slots --bench records --bench augment --bench checksums
 
 build: $(VENV)/.installed ## Install stocache into .venv
 
