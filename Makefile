@@ -128,7 +128,7 @@ bench-ffcv: build $(FFCV)/.installed ## stocache.DataLoader beside FFCV, which g
 	exit $$missed
 
 bench-core: ## Criterion benches of the core alone
-	cargo bench --bench slots --bench records --bench checksums
+	cargo bench --bench slots --bench records --bench augment --bench checksums
 
 build: $(VENV)/.installed ## Install stocache into .venv
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
+import multiprocessing
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -85,12 +89,12 @@ class Pipeline:
         self._beside = beside
         self.seed = seed
         self._sent_seed: int | None = None
-        # -1: not said. In memory that workers share, so that those which persist see it change.
-        self._epoch = torch.full((1,), -1, dtype=torch.int64).share_memory_()
+        # -1: not said.
+        self._epoch = _shared(torch.full((1,), -1, dtype=torch.int64))
 
     def __call__(self, sample: Any, index: int | Sequence[int] | None = None) -> Any:
         """The sample with its images augmented; each image of a batch [N, C, H, W] for itself."""
-        return self.apply(sample, self._seed_here(), self.epoch or 0, index)
+        return self.apply(sample, self.seed_here(), self.epoch or 0, index)
 
     def apply(self, sample: Any, seed: int, epoch: int, index: Any = None) -> Any:
         """The same with the numbers of that seed and epoch."""
@@ -106,7 +110,9 @@ class Pipeline:
             return made_of(self._batch(parts, places, batches, seed, epoch, index))
         number = _drawn_index() if index is None else int(index)
         try:
-            return made_of(self._sample(parts, places, (seed & _MASK, epoch & _MASK, number & _MASK)))
+            return made_of(
+                self._sample(parts, places, (seed & _MASK, epoch & _MASK, number & _MASK))
+            )
         except (ValueError, TypeError, RuntimeError) as error:
             if index is None:
                 raise
@@ -116,7 +122,7 @@ class Pipeline:
         """What is done to that image: each function of torchvision with its arguments."""
         data, form = _taken(image)
         epoch = (self.epoch or 0) if epoch is None else epoch
-        numbers = (self._seed_here() & _MASK, epoch & _MASK, int(index) & _MASK)
+        numbers = (self.seed_here() & _MASK, epoch & _MASK, int(index) & _MASK)
         return self._parameters(data, form, numbers)
 
     def output(self, image: Any) -> tuple[torch.dtype, tuple[int, int, int]]:
@@ -144,12 +150,14 @@ class Pipeline:
         """The seed of the process that sent this object to this one; None: nobody did."""
         return self._sent_seed
 
-    def _seed_here(self) -> int:
+    def seed_here(self) -> int:
+        """That of ``fuse``, or of ``torch.manual_seed`` in the process that started this worker."""
         if self.seed is not None:
             return self.seed
-        if get_worker_info() is not None and self._sent_seed is not None:
-            return self._sent_seed
-        return torch.initial_seed()
+        if get_worker_info() is None:
+            return torch.initial_seed()
+        # A worker has a seed of its own.
+        return _inherited if self._sent_seed is None else self._sent_seed
 
     def _sample(
         self, parts: list[Any], places: list[int], numbers: tuple[int, int, int]
@@ -159,7 +167,9 @@ class Pipeline:
         sizes = {_size(data, form) for data, form in taken}
         beside = [place for place, part in enumerate(parts) if follows(part)]
         sizes |= {tuple(parts[place].canvas_size) for place in beside if _has_canvas(parts[place])}
-        sizes |= {tuple(parts[place].shape[-2:]) for place in beside if not _has_canvas(parts[place])}
+        sizes |= {
+            tuple(parts[place].shape[-2:]) for place in beside if not _has_canvas(parts[place])
+        }
         if len(sizes) > 1:
             raise ValueError(
                 "Found multiple HxW dimensions in the sample: "
@@ -205,7 +215,9 @@ class Pipeline:
             parts[place] = self._wrapped(made, parts[place])
         return parts
 
-    def _parameters(self, data: Any, form: int, numbers: tuple[int, int, int]) -> list[dict[str, Any]]:
+    def _parameters(
+        self, data: Any, form: int, numbers: tuple[int, int, int]
+    ) -> list[dict[str, Any]]:
         text = self.native.drawn(*numbers, tuple(data.shape), data.dtype, form)
         found: list[dict[str, Any]] = json.loads(text)
         return found
@@ -214,9 +226,7 @@ class Pipeline:
         vision: Any = sys.modules.get("torchvision.tv_tensors")
         was_image = vision is not None and isinstance(given, vision.Image)
         if self._made_of == "image" or (self._made_of == "same" and was_image):
-            if vision is None:
-                import torchvision.tv_tensors as vision
-            return vision.Image(made)
+            return importlib.import_module("torchvision.tv_tensors").Image(made)
         return made
 
     def __eq__(self, other: Any) -> bool:
@@ -230,14 +240,15 @@ class Pipeline:
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
         del state["native"]
-        state["_sent_seed"] = self._seed_here()
+        state["_sent_seed"] = self.seed_here()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self.native = _C.Pipeline(self._description)
-        if not self._epoch.is_shared():
-            self._epoch.share_memory_()
+        self._epoch = _shared(self._epoch)
+        if multiprocessing.parent_process() is None:
+            self._sent_seed = None  # nobody's worker: what it was saved with says nothing
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pipeline:
         made = Pipeline(self._description, self._made_of, self._shown, self._beside, self.seed)
@@ -245,7 +256,8 @@ class Pipeline:
         made._epoch.copy_(self._epoch)
         return made
 
-    __copy__: Callable[[Pipeline], Pipeline] = lambda self: self.__deepcopy__({})  # noqa: E731
+    def __copy__(self) -> Pipeline:
+        return self.__deepcopy__({})
 
     def __repr__(self) -> str:
         description = json.loads(self._description)
@@ -256,12 +268,36 @@ class Pipeline:
         return f"{head}\n{steps}" if steps else head
 
 
+# The seed of the process that forked this one, as it was then.
+_inherited = 0
+
+
+def _before_fork() -> None:
+    global _inherited
+    _inherited = torch.initial_seed()
+
+
+os.register_at_fork(before=_before_fork)
+
+
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    """In memory that workers share, so that those which persist see it change; as it is where there
+    is no such memory."""
+    with contextlib.suppress(RuntimeError):
+        tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return tensor
+
+
 def _message(error: Exception) -> str:
     return str(error.args[0]) if error.args else str(error)
 
 
 def _of(index: Any) -> str:
-    return "" if index is None or isinstance(index, (list, tuple, torch.Tensor)) else f"sample {index}: "
+    return (
+        ""
+        if index is None or isinstance(index, (list, tuple, torch.Tensor))
+        else f"sample {index}: "
+    )
 
 
 def _drawn_index() -> int:
@@ -304,8 +340,8 @@ def _taken(image: Any) -> tuple[torch.Tensor, int]:
     if isinstance(image, torch.Tensor):
         if image.ndim != 3:
             raise ValueError(
-                f"Expected tensor to be a tensor image of size (..., C, H, W). Got {tuple(image.shape)}"
-                "; [C, H, W] or a batch [N, C, H, W] is needed"
+                f"Expected tensor to be a tensor image of size (..., C, H, W). Got "
+                f"{tuple(image.shape)}; [C, H, W] or a batch [N, C, H, W] is needed"
             )
         return _laid_out(_plain(image), dims=3)
     numpy: Any = sys.modules["numpy"]
@@ -326,7 +362,8 @@ def _taken(image: Any) -> tuple[torch.Tensor, int]:
 def _laid_out(image: torch.Tensor, dims: int) -> tuple[torch.Tensor, int]:
     if image.device.type != "cpu" or image.layout != torch.strided or image.is_quantized:
         raise TypeError(
-            f"the image is {image.layout} on {image.device}; an ordinary tensor of the CPU is needed"
+            f"the image is {image.layout} on {image.device}; an ordinary tensor of the CPU is "
+            "needed"
         )
     order = (0, 2, 3, 1) if dims == 4 else (1, 2, 0)
     if not image.is_contiguous() and image.permute(order).is_contiguous():
@@ -341,5 +378,3 @@ def _size(data: torch.Tensor, form: int) -> tuple[int, int]:
 
 def _has_canvas(part: Any) -> bool:
     return hasattr(part, "canvas_size")
-
-

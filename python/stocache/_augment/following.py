@@ -1,11 +1,12 @@
 """Masks, boxes and points of torchvision, which follow the geometry of the image beside them.
 
-They are small beside the image, and torchvision's own functions know all of their kinds; so these are
-called, with the parameters that were drawn for the image.
+They are small beside the image, and torchvision's own functions know all of their kinds; so these
+are called, with the parameters that were drawn for the image.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -34,7 +35,7 @@ class Follower:
         self._dtypes = dtypes
 
     def __call__(self, part: Any) -> Any:
-        import torchvision.transforms.v2.functional as F
+        F: Any = importlib.import_module("torchvision.transforms.v2.functional")
 
         is_mask = type(part).__name__ == "Mask"
         for given in self._parameters:

@@ -109,12 +109,14 @@ def _is_first_version(transform: Any) -> bool:
 
 
 def _refusal(transform: Any, name: str) -> str:
-    kinds = [kind.__name__ for kind in type(transform).__mro__[1:] if _is_of_torchvision_class(kind)]
+    kinds = [
+        kind.__name__ for kind in type(transform).__mro__[1:] if _is_of_torchvision_class(kind)
+    ]
     if kinds and kinds[0] not in ("Transform", "_RandomApplyTransform"):
         name = f"{name}, a subclass of {kinds[0]},"
     return (
-        f"{name} cannot be fused; give it as batch_transform= of the DataLoader, where it gets whole "
-        "batches, or do what it does in the dataset, if it is not random. "
+        f"{name} cannot be fused; give it as batch_transform= of the DataLoader, where it gets "
+        "whole batches, or do what it does in the dataset, if it is not random. "
         f"These can be: {', '.join(FUSED)}"
     )
 
@@ -132,8 +134,8 @@ def _pair(size: Any) -> list[int]:
     """Height and width."""
     if isinstance(size, (int, float)):
         return [int(size)] * 2
-    size = [int(side) for side in size]
-    return size * 2 if len(size) == 1 else size
+    sides = [int(side) for side in size]
+    return sides * 2 if len(sides) == 1 else sides
 
 
 def _padding(padding: Any) -> list[int]:
@@ -227,8 +229,8 @@ def _to_dtype(t: Any) -> list[Step]:
         found = [dtype[kind] for kind in kinds if kind in dtype]
         if not found:
             raise ValueError(
-                "ToDtype: No dtype was specified for type tv_tensors.Image; you can use \"others\" as "
-                "a catch-all key"
+                'ToDtype: No dtype was specified for type tv_tensors.Image; you can use "others" '
+                "as a catch-all key"
             )
         dtype = found[0]
     if dtype is None:
@@ -287,9 +289,7 @@ _KNOWN: dict[str, Callable[[Any], list[Step]]] = {
     "PILToTensor": _one(lambda t: {"v1": _is_first_version(t)}),
     "Pad": _one(_pad),
     "RGB": _one(_plain),
-    "RandomApply": _one(
-        lambda t: {"steps": steps_of(list(t.transforms)), "p": float(t.p)}
-    ),
+    "RandomApply": _one(lambda t: {"steps": steps_of(list(t.transforms)), "p": float(t.p)}),
     "RandomChoice": _one(_choice),
     "RandomCrop": _one(_random_crop),
     "RandomErasing": _one(_erasing),

@@ -55,22 +55,31 @@ impl Pipeline {
         to: *mut u8,
         threads: usize,
     ) -> Result<()> {
-        guard(|| {
-            let image = Image { data, shape: shape_of(shape) };
-            if data.is_null() || to.is_null() {
-                return Err(Error::new(Kind::Argument, "the image has no memory").into());
-            }
-            let first = number_of(number);
-            if let &[index] = indices {
-                let drawn = self.0.draw(Number { index, ..first }, &image.shape)?;
-                // SAFETY: by the caller's promise.
-                return Ok(Scratch::here(|scratch| unsafe {
-                    self.0.apply(&drawn, image, to, scratch)
-                })?);
-            }
-            let numbers = indices.iter().map(|&index| Number { index, ..first }).collect();
+        let image = Image { data, shape: shape_of(shape) };
+        // SAFETY: by the caller's promise.
+        guard(|| Ok(unsafe { self.write(number_of(number), indices, image, to, threads) }?))
+    }
+
+    /// # Safety
+    /// As for `apply`.
+    unsafe fn write(
+        &self,
+        number: Number,
+        indices: &[u64],
+        image: Image,
+        to: *mut u8,
+        threads: usize,
+    ) -> stocache::Result<()> {
+        if image.data.is_null() || to.is_null() {
+            return Err(Error::new(Kind::Argument, "the image has no memory"));
+        }
+        if let &[index] = indices {
+            let drawn = self.0.draw(Number { index, ..number }, &image.shape)?;
             // SAFETY: by the caller's promise.
-            Ok(unsafe { self.0.apply_many(numbers, image, to, threads) }?)
-        })
+            return Scratch::here(|scratch| unsafe { self.0.apply(&drawn, image, to, scratch) });
+        }
+        let numbers = indices.iter().map(|&index| Number { index, ..number }).collect();
+        // SAFETY: by the caller's promise.
+        unsafe { self.0.apply_many(numbers, image, to, threads) }
     }
 }

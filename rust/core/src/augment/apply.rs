@@ -14,6 +14,7 @@ use super::points::Point;
 use super::resize::{resize, takes};
 use super::view::View;
 use crate::error::{Error, Kind, Result};
+use crate::fault::{Fault, active};
 use fast_image_resize::Resizer;
 use std::cell::RefCell;
 
@@ -177,7 +178,8 @@ impl Work<'_> {
             return Ok(());
         }
         // What was erased is at its place only while nothing moves.
-        if !self.erased.is_empty() && !matches!(op, Op::Erase { .. }) {
+        let moves = !matches!(op, Op::Erase { .. }) && !active(Fault::LeaveErased);
+        if moves && !self.erased.is_empty() {
             // SAFETY: by the caller's promise.
             unsafe { self.settle() };
         }

@@ -3,6 +3,7 @@
 //! There is no stream: what one row gets depends on no other row, nor on who augments it and when. Each
 //! step has numbers of its own, so a step more or less does not change what the others draw.
 
+use crate::fault::{Fault, active};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// What the parameters of a row are a function of.
@@ -24,8 +25,9 @@ pub(super) struct Draws {
 
 impl Draws {
     pub fn new(number: Number, step: u64) -> Self {
+        let epoch = if active(Fault::ForgetAugmentationEpoch) { 0 } else { number.epoch };
         let mut bytes = [0; 24];
-        for (word, value) in bytes.chunks_exact_mut(8).zip([number.epoch, number.index, step]) {
+        for (word, value) in bytes.chunks_exact_mut(8).zip([epoch, number.index, step]) {
             word.copy_from_slice(&value.to_le_bytes());
         }
         Self { key: xxh3_64_with_seed(&bytes, number.seed), drawn: 0 }
