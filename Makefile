@@ -115,6 +115,7 @@ bench: build ## Print the speed tables: peers and limits in the same run
 	$(PY) benches/python/shared_cache.py --with-demo || missed=1; \
 	$(PY) benches/python/cached_dataset.py || missed=1; \
 	$(PY) benches/python/partly_cached.py || missed=1; \
+	$(PY) benches/python/augmentation.py || missed=1; \
 	$(PY) benches/python/sharding.py || missed=1; \
 	$(PY) benches/python/file_cache.py || missed=1; \
 	$(PY) benches/python/disk.py || missed=1; \
@@ -125,10 +126,13 @@ bench-peers: build ## Warm epochs through a DataLoader, with a plot
 	$(PY) benches/python/peers.py
 
 bench-ffcv: build $(FFCV)/.installed ## stocache.DataLoader beside FFCV, which gets a venv of its own
-	$(FFCV)/bin/python benches/python/cached_dataset.py --only loader --with-ffcv
+	missed=0; \
+	$(FFCV)/bin/python benches/python/cached_dataset.py --only loader --with-ffcv || missed=1; \
+	$(FFCV)/bin/python benches/python/augmentation.py --only resized --with-ffcv || missed=1; \
+	exit $$missed
 
 bench-core: ## Criterion benches of the core alone
-	cargo bench --bench slots --bench records --bench checksums
+	cargo bench --bench slots --bench records --bench augment --bench checksums
 
 build: $(VENV)/.installed ## Install stocache into .venv
 

@@ -175,7 +175,16 @@ class BuildNative(build_ext):
 
 
 # The folders of python/stocache.
-PRIVATE = ("_cluster", "_dataset", "_loading", "_sharding", "_sharing", "_torch", "_types")
+PRIVATE = (
+    "_augment",
+    "_cluster",
+    "_dataset",
+    "_loading",
+    "_sharding",
+    "_sharing",
+    "_torch",
+    "_types",
+)
 
 setup(
     packages=["stocache", *(f"stocache.{part}" for part in PRIVATE)],

@@ -26,7 +26,7 @@ const PLAIN: [&str; 38] = [
     "add_store",
     "absent",
     "rows",
-    "schema_in",
+    "schemas_in",
     "columns",
     "bytes",
     "parsed",
@@ -71,6 +71,7 @@ fn no_function_of_the_bridge_lets_a_panic_through() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("rust/torch/src");
     let files = [
         "acquiring",
+        "augment",
         "batches",
         "cluster",
         "disk",

@@ -21,9 +21,13 @@ import numpy as np
 import torch
 from ffcv.fields import IntField, NDArrayField, RGBImageField
 from ffcv.fields.basics import IntDecoder
-from ffcv.fields.decoders import NDArrayDecoder, SimpleRGBImageDecoder
+from ffcv.fields.decoders import (
+    NDArrayDecoder,
+    RandomResizedCropRGBImageDecoder,
+    SimpleRGBImageDecoder,
+)
 from ffcv.loader import Loader, OrderOption
-from ffcv.transforms import ToTensor, ToTorchImage
+from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
 from ffcv.writer import DatasetWriter
 from torch import Tensor
 
@@ -91,6 +95,32 @@ def loader(
             order=OrderOption.RANDOM,
             indices=np.tile(np.arange(samples, dtype=np.uint64), passes),
             pipelines={"value": decoders[field](), "place": [IntDecoder(), ToTensor()]},
+        )
+    return Epochs(made)
+
+
+def augmented(
+    file: Path, samples: int, batch: int, workers: int, side: int, mean: list[float],
+    std: list[float],
+) -> Iterable[tuple[Tensor, Tensor]]:  # fmt: skip
+    """Epochs of images that FFCV's own pipeline cuts, resizes, mirrors and normalises."""
+    scaled = [np.array(numbers) * 255 for numbers in (mean, std)]
+    images = [
+        RandomResizedCropRGBImageDecoder((side, side)),
+        RandomHorizontalFlip(),
+        NormalizeImage(*scaled, np.float32),
+        ToTensor(),
+        ToTorchImage(),
+    ]
+    with torch_threads_kept():
+        made = Loader(
+            str(file),
+            batch,
+            num_workers=workers,
+            os_cache=True,
+            order=OrderOption.RANDOM,
+            indices=np.arange(samples, dtype=np.uint64),
+            pipelines={"value": images, "place": [IntDecoder(), ToTensor()]},
         )
     return Epochs(made)
 

@@ -113,9 +113,14 @@ class Schema {
 
   // Whether there are records of this schema that can be collated here.
   bool collatable() const;
+  // The same where a pipeline makes tensors of images.
+  bool fusible() const;
+  // Whether they differ in what is beside the pixels of images alone.
+  bool is_like(const Schema& other) const;
   bool needs_pickle() const;
   // The schema itself.
   std::string_view bytes() const;
+  const bridge::Schema& parsed() const;
 
   struct Impl;
 
@@ -170,6 +175,7 @@ class Collation {
 
   std::shared_ptr<const Schema> schema_;
   std::vector<at::Tensor> columns_;
+  std::vector<bool> are_turned_;  // with their channels last
   std::vector<at::Tensor> rests_;  // what rows keep beside them, as far as somebody asked
   size_t next_node_ = 0, next_column_ = 0, next_text_ = 0;
   ::rust::Box<bridge::Batch> batch_;  // goes first: until then the columns may be written to

@@ -73,12 +73,15 @@ bool Collation::plan(std::shared_ptr<const Schema> schema, const Allocate& alloc
   if (!batch_->lay_out(*schema_->impl_->parsed)) return false;
   for (const auto& column : batch_->columns()) {
     const auto dtype = scalar_type(column.dtype);
-    const at::IntArrayRef sizes(column.sizes.data(), column.sizes.size());
+    std::vector<int64_t> shape(column.sizes.begin(), column.sizes.end());
+    if (column.channels_last) std::rotate(shape.begin() + 1, shape.begin() + 2, shape.end());
+    const at::IntArrayRef sizes(shape);
     at::Tensor made = allocate(sizes, dtype);
     TORCH_CHECK(made.defined() && made.device().is_cpu() && made.scalar_type() == dtype &&
                     made.sizes() == sizes && made.is_contiguous(),
                 "a batch was allocated with another shape, dtype or layout than asked for");
     columns_.push_back(std::move(made));
+    are_turned_.push_back(column.channels_last);
   }
   return true;
 }
@@ -122,7 +125,12 @@ Ref Collation::node(bool in_sequence) {
     }
     return made;
   };
-  auto column = [&] { return checked(THPVariable_Wrap(std::move(columns_[next_column_++]))); };
+  auto column = [&] {
+    const size_t at = next_column_++;
+    at::Tensor made = std::move(columns_[at]);
+    if (are_turned_[at]) made = made.movedim(-1, 1);
+    return checked(THPVariable_Wrap(std::move(made)));
+  };
   switch (node.kind) {
     case Kind::Str:
       return strings(true, in_sequence);
@@ -149,6 +157,9 @@ Ref Collation::node(bool in_sequence) {
     }
     case Kind::Object:
       return object(node);
+    case Kind::Image:
+      next_node_ = node.after;  // the rest says how to show it
+      return column();
     default:
       return column();
   }

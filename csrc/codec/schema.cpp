@@ -133,6 +133,14 @@ std::shared_ptr<const Schema> Schema::parse(std::string_view bytes) {
 
 bool Schema::collatable() const { return impl_->sums.collatable; }
 
+bool Schema::fusible() const { return impl_->sums.fusible; }
+
+bool Schema::is_like(const Schema& other) const {
+  return impl_->parsed->is_like(*other.impl_->parsed);
+}
+
+const bridge::Schema& Schema::parsed() const { return *impl_->parsed; }
+
 bool Schema::needs_pickle() const { return impl_->sums.needs_pickle; }
 
 std::string_view Schema::bytes() const { return as_text(impl_->parsed->bytes()); }

@@ -24,9 +24,10 @@ using Schema = RecordCache::Schema;
 // So many schemas of samples that were not stored are remembered.
 constexpr size_t kRemembered = 64;
 
-// Whether batches of such samples are gathered here.
-bool is_gathered(const Schema& schema) {
-  return schema && schema->collatable() && !codec::is_collated_otherwise(*schema);
+// Whether batches of such samples are gathered here; where images are `fused` they may have some.
+bool can_be_gathered(const Schema& schema, bool fused) {
+  return schema && (fused ? schema->fusible() : schema->collatable()) &&
+         !codec::is_collated_otherwise(*schema);
 }
 
 // The schema of these bytes.
@@ -44,11 +45,11 @@ Schema parsed(std::string_view bytes) {
 }
 
 // The sample taken apart; nothing if batches of such samples are not gathered.
-std::optional<codec::Encoded> taken_apart(PyObject* sample) {
+std::optional<codec::Encoded> taken_apart(PyObject* sample, bool fused) {
   try {
     // A pickle stands for an object that default_collate must see itself.
     auto encoded = codec::encode(sample, false);
-    if (!encoded.has_gradients && is_gathered(parsed(encoded.schema))) return encoded;
+    if (!encoded.has_gradients && can_be_gathered(parsed(encoded.schema), fused)) return encoded;
   } catch (python_error& error) {
     error.restore();
     if (!PyErr_ExceptionMatches(PyExc_Exception)) throw python_error();  // Ctrl-C
@@ -73,15 +74,20 @@ codec::Ref Loaded::sample(uint32_t row) const {
 }
 
 Gathering::Gathering(Caches caches, std::vector<uint32_t> which,
-                     const std::vector<int64_t>& indices, size_t threads, bool shared)
+                     const std::vector<int64_t>& indices, size_t threads, bool shared, Fused fused)
     : caches_(std::move(caches)),
       which_(std::move(which)),
+      fused_(std::move(fused)),
       threads_(std::max<size_t>(1, threads)),
       shared_(shared),
       process_(getpid()),
       collation_(bridge::new_batch(0)) {
   auto& batch = collation_.batch();
   for (const auto& cache : caches_) batch.add_store(cache->records());
+  if (fused_.pipeline) {
+    batch.fuse(**fused_.pipeline, fused_.seed, fused_.epoch,
+               {fused_.numbers.data(), fused_.numbers.size()});
+  }
   possible_ = !indices.empty() &&
               batch.find({which_.data(), which_.size()}, {indices.data(), indices.size()}) &&
               agree_on_schema() && begin();
@@ -112,18 +118,41 @@ std::vector<uint32_t> Gathering::absent() const {
 }
 
 bool Gathering::agree_on_schema() {
+  auto& batch = collation_.batch();
   for (size_t store = 0; store < caches_.size(); ++store) {
-    const uint16_t number = collation_.batch().schema_in(store);
-    if (number != kInline && !agree_on(caches_[store]->schema_of(number))) return false;
+    const auto found = batch.schemas_in(store);
+    const std::vector<uint16_t> numbers(found.begin(), found.end());
+    for (const uint16_t number : numbers) {
+      const Schema schema = caches_[store]->schema_of(number);
+      if (!agree_on(schema)) return false;
+      if (schema->bytes() != schema_->bytes()) batch.know(store, number, schema->parsed());
+    }
   }
   return true;
 }
 
 bool Gathering::agree_on(const Schema& schema) {
-  if (schema_) return schema == schema_ || (schema && schema->bytes() == schema_->bytes());
-  if (!is_gathered(schema)) return false;
-  schema_ = schema;
-  return true;
+  if (!schema_) {
+    if (!is_gathered(schema)) return false;
+    schema_ = schema;
+    return true;
+  }
+  if (schema == schema_) return true;
+  if (!schema) return false;
+  if (schema->bytes() == schema_->bytes()) return true;
+  return fused_.pipeline && schema->is_like(*schema_);
+}
+
+bool Gathering::is_gathered(const Schema& schema) const {
+  return can_be_gathered(schema, fused_.pipeline != nullptr);
+}
+
+bool Gathering::give(uint32_t row, const Schema& schema,
+                     ::rust::Slice<const bridge::Part> pieces) {
+  if (!agree_on(schema)) return false;
+  auto& batch = collation_.batch();
+  if (schema->bytes() == schema_->bytes()) return batch.give(row, pieces);
+  return batch.give_as(row, pieces, schema->parsed());
 }
 
 bool Gathering::begin() {
@@ -148,7 +177,7 @@ bool Gathering::give_absent(const Loaded& loaded) {
     if (record != loaded.records.end()) {
       const auto& [schema, data, bytes] = record->second;
       const bridge::Part part{data, bytes};
-      if (!agree_on(parsed(schema)) || !batch.give(row, {&part, 1})) return false;
+      if (!give(row, parsed(schema), {&part, 1})) return false;
       continue;
     }
     const codec::Ref sample = loaded.sample(row);
@@ -156,16 +185,15 @@ bool Gathering::give_absent(const Loaded& loaded) {
       all = false;
       continue;
     }
-    auto apart = taken_apart(sample.get());
-    if (!apart || (keeps_strides_ && apart->has_strides) || !agree_on(parsed(apart->schema))) {
-      return false;
-    }
+    auto apart = taken_apart(sample.get(), fused_.pipeline != nullptr);
+    if (!apart || (keeps_strides_ && apart->has_strides)) return false;
+    const Schema schema = parsed(apart->schema);
     std::vector<bridge::Part> pieces;
     for (const auto& part : apart->parts) {
       pieces.push_back({static_cast<const uint8_t*>(part.iov_base), part.iov_len});
     }
     encoded_.push_back(std::move(*apart));
-    if (!batch.give(row, {pieces.data(), pieces.size()})) return false;
+    if (!give(row, schema, {pieces.data(), pieces.size()})) return false;
   }
   // What nobody brought may have come into a store.
   return all || (batch.look_again() && arrive() && agree_on_schema());
@@ -217,7 +245,7 @@ PyObject* Gathering::finish(const Loaded& loaded, const std::vector<uint64_t>& c
   return made;
 }
 
-PyObject* pack(PyObject* samples) {
+PyObject* pack(PyObject* samples, bool fused) {
   codec::Ref items = codec::checked(PyDict_Items(samples));
   const Py_ssize_t count = PyList_GET_SIZE(items.get());
   std::vector<codec::Encoded> encoded;
@@ -228,7 +256,7 @@ PyObject* pack(PyObject* samples) {
   encoded.reserve(static_cast<size_t>(count));  // `places` has views of its schemas
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* item = PyList_GET_ITEM(items.get(), i);
-    auto apart = taken_apart(PyTuple_GET_ITEM(item, 1));
+    auto apart = taken_apart(PyTuple_GET_ITEM(item, 1), fused);
     if (!apart) return nullptr;
     encoded.push_back(std::move(*apart));
     const auto& record = encoded.back();

@@ -37,6 +37,13 @@ struct Loaded {
   std::vector<codec::Ref> schemas;  // the bytes that the views of the records lie in
 };
 
+// What becomes of images: a pipeline, and what its random numbers follow from beside the index.
+struct Fused {
+  std::shared_ptr<::rust::Box<bridge::Pipeline>> pipeline;  // none: images stay as they are
+  uint64_t seed = 0, epoch = 0;
+  std::vector<int64_t> numbers;  // of each row, instead of its index; or none
+};
+
 // Everything runs with the GIL held; bytes are moved without it, also while nobody calls.
 class Gathering {
  public:
@@ -46,7 +53,7 @@ class Gathering {
   // first. Rows that are there are copied from now on, on up to so many threads. With `shared`, to
   // memory that other processes can map.
   Gathering(Caches caches, std::vector<uint32_t> which, const std::vector<int64_t>& indices,
-            size_t threads, bool shared);
+            size_t threads, bool shared, Fused fused);
 
   // A batch of samples that were all loaded: `finish` gets them.
   Gathering(std::shared_ptr<RecordCache> cache, size_t rows, size_t threads, bool shared);
@@ -69,6 +76,9 @@ class Gathering {
   // Sees that what was found is of one schema. False if it is not, or is not gathered.
   bool agree_on_schema();
   bool agree_on(const Schema& schema);
+  bool is_gathered(const Schema& schema) const;
+  // False if it is of another kind than the others.
+  bool give(uint32_t row, const Schema& schema, ::rust::Slice<const bridge::Part> pieces);
   // Makes the columns, if any record is there, and begins to copy.
   bool begin();
   // Waits for what is read from levels below memory; false if it is not gathered.
@@ -79,6 +89,7 @@ class Gathering {
 
   Caches caches_;
   std::vector<uint32_t> which_;
+  Fused fused_;
   size_t threads_;
   bool shared_;
   pid_t process_;
@@ -94,7 +105,8 @@ class Gathering {
 
 // The records of samples (a dict, by row) for another process, in memory that it can map:
 // (tensor, [schema, ...], [(row, schema, at, bytes), ...]), each with the place of its schema in
-// the list. nullptr without a Python error if one is not gathered in batches.
-PyObject* pack(PyObject* samples);
+// the list. nullptr without a Python error if one is not gathered in batches, which where images
+// are `fused` may have some.
+PyObject* pack(PyObject* samples, bool fused);
 
 }  // namespace stocache

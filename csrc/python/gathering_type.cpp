@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "python/indices.h"
+#include "python/pipeline_type.h"
 #include "python/support.h"
 
 namespace stocache::python {
@@ -155,15 +156,32 @@ PyType_Spec spec = {"stocache._C.Gathering", sizeof(PyGathering), 0,
 PyObject* or_miss(PyObject* object) { return object ? object : Py_NewRef(miss); }
 
 PyObject* make_gathering(Gathering::Caches caches, std::vector<uint32_t> which,
-                         const std::vector<int64_t>& indices, int64_t threads, bool shared) {
-  auto batch =
-      std::make_unique<Gathering>(std::move(caches), std::move(which), indices,
-                                  static_cast<size_t>(std::max<int64_t>(1, threads)), shared);
+                         const std::vector<int64_t>& indices, int64_t threads, bool shared,
+                         Fused fused) {
+  auto batch = std::make_unique<Gathering>(std::move(caches), std::move(which), indices,
+                                           static_cast<size_t>(std::max<int64_t>(1, threads)),
+                                           shared, std::move(fused));
   auto* self = reinterpret_cast<PyGathering*>(type->tp_alloc(type, 0));
   if (!self) return nullptr;
   new (&self->batch) std::unique_ptr<Gathering>(std::move(batch));
   self->busy = false;
   return reinterpret_cast<PyObject*>(self);
+}
+
+bool to_fused(PyObject* object, Fused& fused) {
+  if (object == Py_None) return true;
+  PyObject *pipeline = nullptr, *numbers = nullptr;
+  unsigned long long seed = 0, epoch = 0;
+  TORCH_CHECK_TYPE(PyTuple_Check(object), "what is fused is a tuple of a pipeline and its numbers");
+  if (!PyArg_ParseTuple(object, "OKKO", &pipeline, &seed, &epoch, &numbers) ||
+      (numbers != Py_None && !to_indices(numbers, fused.numbers))) {
+    return false;
+  }
+  fused.pipeline = pipeline_of(pipeline);
+  fused.seed = seed;
+  fused.epoch = epoch;
+  TORCH_CHECK_TYPE(fused.pipeline, "what is fused needs a Pipeline");
+  return true;
 }
 
 bool add_gathering(PyObject* module) {

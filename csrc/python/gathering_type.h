@@ -18,6 +18,10 @@ PyObject* or_miss(PyObject* object);
 
 // A new one, which goes on by itself and keeps the stores open.
 PyObject* make_gathering(Gathering::Caches caches, std::vector<uint32_t> which,
-                         const std::vector<int64_t>& indices, int64_t threads, bool shared);
+                         const std::vector<int64_t>& indices, int64_t threads, bool shared,
+                         Fused fused);
+
+// (pipeline, seed, epoch, numbers or None) or None; false with a Python error for anything else.
+bool to_fused(PyObject* object, Fused& fused);
 
 }  // namespace stocache::python

@@ -8,6 +8,7 @@
 #include "python/cache_type.h"
 #include "python/disk_folders.h"
 #include "python/files_type.h"
+#include "python/pipeline_type.h"
 #include "python/records_type.h"
 #include "python/servers_type.h"
 #include "python/shards.h"
@@ -145,7 +146,8 @@ PyMODINIT_FUNC PyInit__C() {
   PyObject* module = PyModule_Create(&module_def);
   const bool good = module && python::add_cache(module) && python::add_records(module) &&
                     python::add_disk_folders(module) && codec::add_codec(module) &&
-                    python::add_files(module) && python::add_servers(module) &&
+                    python::add_files(module) && python::add_pipeline(module) &&
+                    python::add_servers(module) &&
                     python::add_shards(module);
   return good ? module : nullptr;
 }

@@ -321,23 +321,26 @@ PyObject* get(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   });
 }
 
-// gather(indices, threads, shared, visits=None): a batch in the making. With visits the indices are
-// numbers of these.
+// gather(indices, threads, shared, visits=None, fused=None): a batch in the making. With visits the
+// indices are numbers of these.
 PyObject* gather(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   std::vector<int64_t> indices;
   int64_t threads = 1;
-  if (nargs < 3 || nargs > 4 || !to_indices(args[0], indices) || !to_index(args[1], threads)) {
+  if (nargs < 3 || nargs > 5 || !to_indices(args[0], indices) || !to_index(args[1], threads)) {
     if (!PyErr_Occurred()) {
-      PyErr_SetString(PyExc_TypeError, "gather(indices, threads, shared, visits=None)");
+      PyErr_SetString(PyExc_TypeError, "gather(indices, threads, shared, visits=None, fused=None)");
     }
     return nullptr;
   }
   bridge::Visits visits;
-  const bool has_visits = nargs == 4 && args[3] != Py_None;
+  const bool has_visits = nargs >= 4 && args[3] != Py_None;
   if (has_visits && !to_visits(args[3], visits)) return nullptr;
-  return guarded([&] {
+  return guarded([&]() -> PyObject* {
+    Fused fused;
+    if (nargs == 5 && !to_fused(args[4], fused)) return nullptr;
     if (has_visits && !indices.empty()) put_positions(indices, visits);
-    return make_gathering({opened(self)}, {}, indices, threads, args[2] == Py_True);
+    return make_gathering({opened(self)}, {}, indices, threads, args[2] == Py_True,
+                          std::move(fused));
   });
 }
 
@@ -357,15 +360,15 @@ PyObject* stack(PyObject* self, PyObject* args) {
   });
 }
 
-// gather_from(stores, which, indices, threads, shared): the same, each row of the store of that
-// number.
+// gather_from(stores, which, indices, threads, shared, fused=None): the same, each row of the store
+// of that number.
 PyObject* gather_from(PyObject*, PyObject* args) {
-  PyObject *stores = nullptr, *numbers = nullptr, *object = nullptr;
+  PyObject *stores = nullptr, *numbers = nullptr, *object = nullptr, *of_images = Py_None;
   long long threads = 1;
   int shared = 0;
   std::vector<int64_t> indices, which;
-  if (!PyArg_ParseTuple(args, "O!OOLp", &PyList_Type, &stores, &numbers, &object, &threads,
-                        &shared) ||
+  if (!PyArg_ParseTuple(args, "O!OOLp|O", &PyList_Type, &stores, &numbers, &object, &threads,
+                        &shared, &of_images) ||
       !to_indices(numbers, which) || !to_indices(object, indices)) {
     return nullptr;
   }
@@ -384,17 +387,24 @@ PyObject* gather_from(PyObject*, PyObject* args) {
                         "there is no store ", number);
       places.push_back(static_cast<uint32_t>(number));
     }
-    return make_gathering(std::move(caches), std::move(places), indices, threads, shared);
+    Fused fused;
+    if (!to_fused(of_images, fused)) return nullptr;
+    return make_gathering(std::move(caches), std::move(places), indices, threads, shared,
+                          std::move(fused));
   });
 }
 
-// pack(samples): for another process that gathers; MISS if it must get the samples otherwise.
-PyObject* pack_samples(PyObject*, PyObject* samples) {
+// pack(samples, fused=False): for another process that gathers; MISS if it must get the samples
+// otherwise.
+PyObject* pack_samples(PyObject*, PyObject* args) {
+  PyObject* samples = nullptr;
+  int fused = 0;
+  if (!PyArg_ParseTuple(args, "O|p", &samples, &fused)) return nullptr;
   if (!PyDict_Check(samples)) {
     PyErr_SetString(PyExc_TypeError, "samples to pack are a dict, by row");
     return nullptr;
   }
-  return guarded([&] { return or_miss(pack(samples)); });
+  return guarded([&] { return or_miss(pack(samples, fused)); });
 }
 
 // missing(indices): which of them are in no level, by their place in the list.
@@ -469,6 +479,17 @@ PyObject* note_loads(PyObject* self, PyObject* args) {
   });
 }
 
+PyObject* note_transforms(PyObject* self, PyObject* args) {
+  long long samples = 0;
+  double seconds = 0;
+  if (!PyArg_ParseTuple(args, "Ld", &samples, &seconds)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    opened(self)->records().note_transforms(static_cast<uint64_t>(samples),
+                                            static_cast<uint64_t>(seconds * 1e9));
+    Py_RETURN_NONE;
+  });
+}
+
 PyObject* note_unsupported(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     opened(self)->records().note_unsupported(1);
@@ -489,10 +510,10 @@ PyObject* stats(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto cache = opened(self);
     const auto s = translated([&] { return cache->records().stats(); });
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N}",
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N}",
                          "hits", s.hits, "misses", s.misses, "fills", s.fills, "bytes", s.bytes,
                          "waits", s.waits, "lost", s.lost, "dropped", s.dropped, "loads", s.loads,
-                         "load_seconds", static_cast<double>(s.load_nanos) * 1e-9, "too_large",
+                         "load_seconds", static_cast<double>(s.load_nanos) * 1e-9, "transforms", s.transforms, "transform_seconds", static_cast<double>(s.transform_nanos) * 1e-9, "too_large",
                          s.too_large, "evicted", s.evicted, "unsupported", s.unsupported, "filled",
                          s.filled, "used_bytes", s.used_bytes, "data_bytes", s.data_bytes,
                          "dataset_len", s.dataset_len, "frozen", PyBool_FromLong(s.frozen));
@@ -545,6 +566,7 @@ PyMethodDef methods[] = {
     {"contains", contains, METH_O, nullptr},
     {"differs", differs, METH_VARARGS, nullptr},
     {"note_loads", note_loads, METH_VARARGS, nullptr},
+    {"note_transforms", note_transforms, METH_VARARGS, nullptr},
     {"note_unsupported", note_unsupported, METH_NOARGS, nullptr},
     {"is_first_to_tell", is_first_to_tell, METH_O, nullptr},
     {"stats", stats, METH_NOARGS, nullptr},
@@ -592,7 +614,7 @@ PyObject* least_memory(PyObject*, PyObject* args) {
 PyMethodDef functions[] = {
     {"least_memory", least_memory, METH_VARARGS, nullptr},
     {"gather_from", gather_from, METH_VARARGS, nullptr},
-    {"pack", pack_samples, METH_O, nullptr},
+    {"pack", pack_samples, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -11,6 +11,7 @@ from stocache._C import UnsupportedSample  # noqa: E402
 from stocache._dataset.stats import CachedDatasetStats, ClusterStats, DiskStats  # noqa: E402
 from stocache._torch.ops import handle  # noqa: E402
 from stocache._types.registry import register_type  # noqa: E402
+from stocache.augment import Pipeline, fuse  # noqa: E402
 from stocache.bilevel import BiLevelCachedDataset  # noqa: E402
 from stocache.cache_loader import CacheLoader  # noqa: E402
 from stocache.cached_dataset import CachedDataset  # noqa: E402
@@ -39,6 +40,7 @@ __all__ = [
     "FileCacheStats",
     "LazyShardDataset",
     "LocalStore",
+    "Pipeline",
     "Plan",
     "RedisStore",
     "SharedCache",
@@ -46,6 +48,7 @@ __all__ = [
     "UnsupportedSample",
     "cmake_prefix_path",
     "collate",
+    "fuse",
     "get_shm_size",
     "handle",
     "include_path",

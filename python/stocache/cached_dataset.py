@@ -14,6 +14,7 @@ from stocache import _html
 from stocache._cluster import options as clusters
 from stocache._dataset import attributes, images, splitting, telling
 from stocache._dataset.apart import apart, in_workers
+from stocache._dataset.augmenting import Fusing, Numbering, fusing
 from stocache._dataset.batches import Batches, Loads
 from stocache._dataset.comparing import RANDOM, SAME, STALE, UNKNOWN, compare
 from stocache._dataset.samples import Records, Samples
@@ -22,6 +23,7 @@ from stocache._sharing.change import check_on_change
 from stocache._sharing.dataset import open_records
 from stocache._sharing.disk import checked, folder_of
 from stocache._sharing.job import caller_of
+from stocache.augment import Pipeline
 from stocache.sizes import huge_pages_word, show_bytes
 
 Sample = TypeVar("Sample", covariant=True)
@@ -66,7 +68,8 @@ class CachedDataset(Dataset[Sample]):
         transform: Runs on every sample that is handed out, cached or not. Random augmentation
             belongs here; what ``dataset`` does is done once. A function gets the whole sample, and
             so does a transform of torchvision's v2, which finds the images in it; one of
-            torchvision's first version gets the first image, or the first tensor, alone.
+            torchvision's first version gets the first image, or the first tensor, alone. One of
+            ``stocache.fuse`` runs natively, while a ``stocache.DataLoader`` gathers its batches.
         transform_sample: The same, but gets the whole sample whatever it is. One of the two.
         policy: "freeze" fills the memory and then keeps what is there, which is best for epochs
             that visit every sample once. "lru" drops what was not used for longest to make room.
@@ -180,6 +183,7 @@ class CachedDataset(Dataset[Sample]):
             dataset, records, len(dataset), allow_pickle=bool(allow_pickle), strict=bool(strict),
             probe=probe if found else 0, looks=probe,
             named=name is not None, says_what_fits=bool(verbose) and created,
+            verbose=bool(verbose),
         )  # fmt: skip
         vars(self).update(
             dataset=dataset, transform=transform_sample or images.for_samples(transform)
@@ -229,9 +233,9 @@ class CachedDataset(Dataset[Sample]):
         if type(index) is not int and _is_many(index):
             chosen = _listed(index, self._stocache.length)
             samples = self._stocache.get_many(chosen, transform is not None)
-            return samples if transform is None else _each(transform, samples)
+            return samples if transform is None else self._transformed(samples, chosen)
         sample = self._stocache.get(index, transform is not None)
-        return sample if transform is None else transform(sample)
+        return sample if transform is None else self._transformed([sample], [index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """The samples of a batch; misses are loaded together. A DataLoader calls this."""
@@ -240,7 +244,15 @@ class CachedDataset(Dataset[Sample]):
         transform = vars(self)["transform"]
         if transform is None:
             return self._stocache.get_many(indices, whole=True)
-        return _each(transform, self._stocache.get_many(indices, to_edit=True))
+        indices = list(indices) if hasattr(indices, "__next__") else indices
+        return self._transformed(self._stocache.get_many(indices, to_edit=True), indices)
+
+    def _transformed(self, samples: list[Any], indices: Iterable[Any]) -> list[Any]:
+        """As they are handed out."""
+        fusing = self._stocache_fusing(indices)
+        if fusing is not None:
+            return fusing.samples(samples, indices)
+        return self._stocache.transformed(vars(self)["transform"], samples)
 
     def __iter__(self) -> Iterator[Sample]:
         """Ends at the length, or before it where the dataset does, by an IndexError."""
@@ -261,6 +273,8 @@ class CachedDataset(Dataset[Sample]):
     def transform(self, transform: Callable[[Any], Any] | None) -> None:
         if not hasattr(self.dataset, "transform"):
             vars(self)["transform"] = images.for_samples(transform)
+        elif self.dataset.transform is None and isinstance(transform, Pipeline):
+            vars(self)["transform"] = transform
         elif (
             transform is not None
             and self.dataset.transform is None
@@ -285,11 +299,27 @@ class CachedDataset(Dataset[Sample]):
         """Whether batches may be gathered natively: nobody wants the single samples."""
         kind = type(self)
         return (
-            vars(self)["transform"] is None
+            (vars(self)["transform"] is None or self._stocache_pipeline() is not None)
             and self._stocache.is_used()
             and kind.__getitem__ is CachedDataset.__getitem__
             and kind.__getitems__ is CachedDataset.__getitems__
         )
+
+    def _stocache_pipeline(self) -> Pipeline | None:
+        """The transform, if it is one that was fused."""
+        transform = vars(self).get("transform")
+        return transform if isinstance(transform, Pipeline) else None
+
+    def _stocache_fusing(self, indices: Iterable[Any]) -> Fusing | None:
+        """The same, as it is to be applied to these samples now."""
+        pipeline = self._stocache_pipeline()
+        if pipeline is None:
+            return None
+        return fusing(pipeline, self._stocache.passes, indices, self._stocache_numbering())
+
+    def _stocache_numbering(self) -> Numbering | None:
+        """What random numbers of samples follow from, if not from their indices here."""
+        return None
 
     # Attributes
 
@@ -297,6 +327,9 @@ class CachedDataset(Dataset[Sample]):
         # Only what is not found here: the dataset's own attributes stay reachable.
         if name.startswith("__") or "_stocache" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        pipeline = self._stocache_pipeline() if name == "set_epoch" else None
+        if pipeline is not None and not hasattr(self.dataset, name):
+            return pipeline.set_epoch
         value = getattr(self.dataset, name)
         attributes.check_forwarded(self.dataset, name, value)
         return self._stocache.set_epoch if name == "set_epoch" and callable(value) else value
@@ -489,11 +522,6 @@ def _with_progress(loaded: Any, count: int) -> Any:
     except ImportError:  # a bar is no reason to fail
         return loaded
     return tqdm(loaded, "warming the cache", count, unit=" samples")
-
-
-def _each(transform: Callable[[Any], Any], samples: Iterable[Any]) -> list[Any]:
-    # Not by map(), which a StopIteration of the transform would end without a word.
-    return [transform(sample) for sample in samples]
 
 
 def _is_many(index: Any) -> bool:

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 from stocache import _C
 from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.attributes import check_forwarded, defines_items_anew
+from stocache._dataset.augmenting import Numbering
 from stocache._dataset.batches import Loads
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharding.shard import Deal, Shard, Visits, chunk_of, rows_of, shard_of
@@ -424,6 +425,10 @@ class _Values:
 
 class _Store(CachedDataset[Any]):
     """What a node keeps. Ranks with another part do not share it."""
+
+    def _stocache_numbering(self) -> Numbering | None:
+        """The samples of the dataset: which of them a node has depends on the other nodes."""
+        return self.dataset.samples_at
 
     def _stocache_part(self, dataset: Any) -> str:
         return f"{dataset.start} {dataset.length} {dataset.deal}"

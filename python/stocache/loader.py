@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from stocache._dataset.augmenting import Fusing, seed_of
 from stocache._loading.gatherer import Gatherer
 from stocache._loading.sources import Source, source_of
 from stocache._loading.views import WholeBatches
@@ -26,7 +27,8 @@ class DataLoader(compat.Loader):
     process from what is in memory. Workers only load what is missing: nothing, once all samples are
     in memory.
 
-    Where a transform has to run, workers make the batches. Order and random numbers are
+    Where a transform has to run, workers make the batches, unless it is one of ``stocache.fuse``:
+    that runs here, on native threads, while rows are copied. Order and random numbers are
     those of torch's DataLoader.
 
     ``batch_transform`` is a function that gets every collated batch, and whose result is handed out
@@ -56,7 +58,14 @@ class DataLoader(compat.Loader):
         source = source_of(self.dataset, frozen=self.num_workers > 0)
         if source is not None:
             source.gathered_at_first = source.gathers()
+            source.pipeline_at_first = source.pipeline()
         return source
+
+    def _stocache_said(self) -> tuple[int, int | None] | None:
+        source = source_of(self.dataset)
+        pipelines = [] if source is None else [part._stocache_pipeline() for part in source.parts]
+        pipeline = next((each for each in pipelines if each is not None), None)
+        return None if pipeline is None else (seed_of(pipeline), pipeline.epoch)
 
     def _stocache_gatherer(self, source: Source | None) -> Gatherer | None:
         """Makes the batches of an epoch that begins now, if that can be done here."""
@@ -69,7 +78,14 @@ class DataLoader(compat.Loader):
         gathers = source.gathered_at_first if self.num_workers else source.gathers()
         if not gathers or not source.is_settled():
             return None
-        gatherer = Gatherer(source, self)
+        pipeline = source.pipeline_at_first if self.num_workers else source.pipeline()
+        numbers = self._stocache_progress.augmented
+        if pipeline is not None and numbers is None:  # it was not there when the epoch began
+            return None
+        fusing = None
+        if pipeline is not None and numbers is not None:
+            fusing = Fusing(pipeline, *numbers, source.parts[0]._stocache_numbering())
+        gatherer = Gatherer(source, self, fusing)
         # Without workers, what is missing is loaded here when its turn comes.
         may_miss = self.num_workers > 0 and self.in_order
         return gatherer if gatherer.is_complete or may_miss else None
@@ -77,7 +93,9 @@ class DataLoader(compat.Loader):
     def _stocache_view(self, source: Source | None) -> Any:
         """The dataset as one that gives whole batches."""
         if self.batch_transform is None:
-            return None if source is None else WholeBatches(self.dataset)
+            if source is not None:
+                return WholeBatches(self.dataset)
+            return WholeBatches(self.dataset, self.collate_fn) if self._stocache_tells() else None
         transform = BatchTransform(self.batch_transform)
         if self.num_workers:
             context = self.multiprocessing_context or torch.multiprocessing

@@ -176,8 +176,13 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
             "all runs computed the same losses, and every file was copied once",
             ["tifffile", "matplotlib"],
         ),
+        (
+            ["examples/augmented.py", "--plot", "{tmp}/plot.png"],
+            "epoch 6: ",
+            ["torchvision", "matplotlib"],
+        ),
     ],
-    ids=["cached_dataset", "batch_dataset", "ddp_train", "tiff_files"],
+    ids=["cached_dataset", "batch_dataset", "ddp_train", "tiff_files", "augmented"],
 )
 def test_an_example_runs_without_a_warning(command, shown, packages, tmp_path):
     needs(*packages)
@@ -210,9 +215,12 @@ def test_the_files_in_datasets_md_print_what_is_shown(unique_name, run_script):
         ("files", ["pictures.py", "changed.py", "pairs.py"]),
         ("tiers", ["restart.py", "packed.py", "bilevel.py"]),
         ("sharding", ["parts.py"]),
+        ("augmentation", ["augmented.py", "refused.py"]),
     ],
 )
 def test_the_files_of_a_page_print_what_is_shown(run_script, page, names):
+    if page == "augmentation":
+        needs("torchvision")
     files = files_of((ROOT / "docs" / f"{page}.md").read_text())
     assert list(files) == names
     for name, (source, shown) in files.items():

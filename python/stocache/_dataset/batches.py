@@ -51,7 +51,8 @@ class Batches(View):
                 "DataLoader sampler=BatchSampler(...) and batch_size=None"
             )
         if self.cached._stocache_gathers():
-            return self.cached._stocache.batch(indices)
+            indices = list(indices) if hasattr(indices, "__next__") else indices
+            return self.cached._stocache.batch(indices, self.cached._stocache_fusing(indices))
         return self.cached._stocache.stacked(self.cached.__getitems__(indices))
 
     def __getitems__(self, indices: Sequence[int]) -> Any:

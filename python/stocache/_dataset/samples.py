@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 from stocache import _C
 from stocache._compare import same
 from stocache._dataset import telling, together
+from stocache._dataset.augmenting import Fusing, Passes
 from stocache._dataset.comparing import RANDOM, SAME, STALE, Countdown, compare
 from stocache._dataset.copying import as_stored, copy_of
 from stocache._dataset.doubts import Doubts
@@ -32,6 +33,8 @@ from stocache.planner import SAMPLES, Plan, say
 # How long to wait at least for another process that is loading the same sample, before loading it
 # too. It is longer where loading takes longer (rust/core/src/records/waiting.rs).
 _PATIENCE_SECONDS = 0.5
+# So often in an epoch a process looks what transforms took.
+_LOOKS_PER_EPOCH = 64
 # How long a process waits at its end for the disk. A DataLoader ends workers that take 5.
 _FLUSH_SECONDS = 4.0
 
@@ -85,7 +88,7 @@ class Samples:
 
     def __init__(
         self, source: Any, records: Records, length: int, *, allow_pickle: bool, strict: bool,
-        probe: int, looks: int, named: bool, says_what_fits: bool,
+        probe: int, looks: int, named: bool, says_what_fits: bool, verbose: bool,
     ) -> None:  # fmt: skip
         self.source = source
         self.records = records
@@ -99,7 +102,10 @@ class Samples:
         if self._has_below:
             records.flush_at_end()
         self._says_what_fits = says_what_fits
+        self._verbose = verbose
         self._together = Together(source)
+        self.passes = Passes(length)
+        self._transformed = 0  # samples, by this process
         self._doubts = Doubts(looks, telling.FIRST_LOOK)
         # Whether the dataset takes -1 for its last sample. Not known before somebody asks for such.
         self._counts_from_end: bool | None = None
@@ -206,19 +212,26 @@ class Samples:
             return given.batch
         return self._filled_up(places, loaded, to_edit)
 
-    def batch(self, indices: Sequence[Any]) -> Any:
+    def batch(self, indices: Sequence[Any], fusing: Fusing | None = None) -> Any:
         """What default_collate makes of these samples, gathered natively where that can be done."""
+        whole = fusing is None  # or samples are wanted, to be made one by one
         try:
-            indices, places = self._usable(indices, to_edit=False, whole=True)
+            asked, places = self._usable(indices, to_edit=False, whole=whole)
             # What is in memory is copied while the rest is loaded.
-            gathering = self.records.gather(places, self._threads(), is_worker())
-            loaded = self._with_missing(indices, places, to_edit=False, whole=True)
+            native = None if fusing is None else fusing.native(places)
+            gathering = self.records.gather(places, self._threads(), is_worker(), None, native)
+            loaded = self._with_missing(asked, places, to_edit=False, whole=whole)
         except _Given as given:
-            return default_collate(given.batch)
+            if fusing is None:
+                return default_collate(given.batch)
+            return self.stacked(fusing.samples(given.batch, indices))
         batch = finished(gathering, len(loaded), loaded)
-        if batch is _C.MISS:
-            batch = default_collate(self._filled_up(places, loaded, to_edit=False))
-        return batch
+        if batch is not _C.MISS:
+            return batch
+        samples = self._filled_up(places, loaded, to_edit=False)
+        if fusing is None:
+            return default_collate(samples)
+        return self.stacked(fusing.samples(samples, places))
 
     def stacked(self, samples: Any) -> Any:
         """What default_collate makes of samples that were handed out: in memory that was used for
@@ -634,6 +647,31 @@ class Samples:
         division.finish()
         if not self.stats().frozen:  # there is room for them
             yield from load([i for at in division.all() if not contains(i := wanted[at])])
+
+    # Transforms
+
+    def transformed(self, transform: Callable[[Any], Any], samples: Iterable[Any]) -> list[Any]:
+        """These samples as a function of the program's makes them."""
+        began = time.perf_counter()
+        # Not by map(), which a StopIteration of the transform would end without a word.
+        made = [transform(sample) for sample in samples]
+        self._note_transforms(transform, len(made), time.perf_counter() - began)
+        return made
+
+    def _note_transforms(self, transform: Any, samples: int, seconds: float) -> None:
+        """Counts them, and says at the end of an epoch what they took of it, if that is most."""
+        if not self.records.is_open():
+            return
+        self.records.note_transforms(samples, seconds)
+        before, self._transformed = self._transformed, self._transformed + samples
+        every = max(1, self.length // _LOOKS_PER_EPOCH)
+        if not self._verbose or before // every == self._transformed // every:
+            return
+        stats = self.stats()
+        ended = stats.transforms >= self.length - self.length // 16
+        if ended and stats.transform_share > 0.5:
+            self._verbose = False
+            self.tell_once(*telling.slow_transform(transform, stats))
 
     # What is told
 

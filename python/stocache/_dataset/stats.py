@@ -82,6 +82,10 @@ class CachedDatasetStats:
     """Samples loaded from the source."""
     load_seconds: float
     """Seconds spent loading them, over all processes."""
+    transforms: int
+    """Samples that ``transform`` changed, where it is a function and not fused."""
+    transform_seconds: float
+    """Seconds spent in it, over all processes."""
     too_large: int
     """Samples not stored because they are larger than the cache can hold."""
     evicted: int
@@ -113,6 +117,11 @@ class CachedDatasetStats:
         """What loading the hits from the source would have taken."""
         return self.hits * self.load_seconds / max(1, self.loads)
 
+    @property
+    def transform_share(self) -> float:
+        """Share of ``transform`` in the time that loading and transforming samples took."""
+        return self.transform_seconds / max(1e-9, self.transform_seconds + self.load_seconds)
+
     def _levels(self) -> list[_html.Level]:
         """What is where, for people."""
         found: list[_html.Level] = [
@@ -137,6 +146,12 @@ class CachedDatasetStats:
             + (f"{self.cluster}, " if self.cluster else "")
             + f"{self.hits} hits, {self.misses} misses ({self.hit_rate:.1%} hit rate), "
             f"{self.seconds_saved:.3g} s of loading saved"
+            + (
+                f", {self.transform_seconds:.3g} s in transform ({self.transform_share:.0%} of the "
+                "time that loading and transforming took)"
+                if self.transforms
+                else ""
+            )
             + (f", {self.too_large} too large to store" if self.too_large else "")
             + (f", {self.unsupported} of types that are not stored" if self.unsupported else "")
             + (", frozen" if self.frozen else "")

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from stocache import _C
+from stocache._dataset.stats import CachedDatasetStats
 from stocache.sizes import show_bytes
 
 # Into how many regions "lru" divides the memory (rust/core/src/layout.rs).
@@ -14,7 +15,8 @@ _LRU_REGIONS = 32
 # What is told once per node.
 WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM, _OTHER_KEYS, _WHOLE_BATCHES, _UNREADABLE = range(7)
 _NO_DISK, _ONLY_READ, WHERE_CUT = 7, 8, 9
-# From here on, looks that were taken (doubts.py).
+_SLOW_TRANSFORM = 18
+# From here on, eight looks that were taken (doubts.py).
 FIRST_LOOK = 10
 
 
@@ -47,6 +49,20 @@ def of_unreadable(records: _C.Records, index: int, error: Exception) -> None:
 
 def _line_of(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def slow_transform(transform: Any, stats: CachedDatasetStats) -> tuple[int, str]:
+    """What it is, and a line."""
+    each = 1e3 * stats.transform_seconds / max(1, stats.transforms)
+    return _SLOW_TRANSFORM, (
+        f"The transform ({name_of(transform)}) took {stats.transform_seconds:.3g} s, {each:.3g} ms "
+        f"per sample: {stats.transform_share:.0%} of the time that loading and transforming took. "
+        "Transforms of torchvision v2 run natively as stocache.fuse(transform)."
+    )
+
+
+def name_of(transform: Any) -> str:
+    return getattr(transform, "__name__", type(transform).__name__)
 
 
 def of_no_disk(records: _C.Records, error: Exception) -> None:

@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 from stocache import _C
+from stocache._dataset.augmenting import Fusing
 from stocache._dataset.samples import Rest, finished
 from stocache._loading.sources import Located, Source, source_of
 from stocache._torch import compat
@@ -39,7 +40,8 @@ class Gatherer:
 
     missing = _C.MISS
 
-    def __init__(self, source: Source, loader: Any) -> None:
+    def __init__(self, source: Source, loader: Any, fusing: Fusing | None) -> None:
+        self.fusing = fusing
         self.is_complete = source.is_complete()  # as this epoch begins
         self.knows_order = _knows_order(loader.batch_sampler)
         self.source = source
@@ -61,6 +63,14 @@ class Gatherer:
         self._ahead: ThreadPoolExecutor | None = None
         self._process = 0  # of that thread
         self._dataset = loader.dataset
+
+    def gather(self, located: Located) -> _C.Gathering:
+        return self.source.gather(located, self.threads, fusing=self.fusing)
+
+    def gathers(self) -> bool:
+        """Whether samples may still be gathered as they were when the epoch began."""
+        pipeline = None if self.fusing is None else self.fusing.pipeline
+        return self.source.gathers() and self.source.pipeline() == pipeline
 
     def start(self, indices: Sequence[Any] | Drawn, key: Key) -> Begun:
         """Begins with a batch: what is in memory of it is copied from now on."""
@@ -137,7 +147,7 @@ class Begun:
         source = gatherer.source
         try:
             located = source.locate(indices)
-            self._gathering = source.gather(located, gatherer.threads)
+            self._gathering = gatherer.gather(located)
             self._located = self._where = located
         except Exception:  # when its turn comes, it will be the dataset's
             return
@@ -157,8 +167,8 @@ class Begun:
             batch = _C.MISS if self._gathering is None else finished(self._gathering, 0)
             return batch if batch is not _C.MISS else self._missing()
         if gatherer.sees_changes:
-            if not gatherer.source.gathers():
-                return _C.MISS  # samples have to be transformed since
+            if not gatherer.gathers():
+                return _C.MISS  # samples have to be transformed since, or otherwise
             if self._where and not gatherer.is_as_it_was(self._where, self._indices):
                 return _C.MISS
         if answers:
@@ -222,7 +232,7 @@ class Begun:
 
     def _gather_again(self) -> _C.Gathering:
         assert self._located is not None
-        return self._gatherer.source.gather(self._located, self._gatherer.threads)
+        return self._gatherer.gather(self._located)
 
     def _if_current(self, batch: Any) -> Any:
         """The batch, unless what was gathered ahead has been cleared since. Of samples that are in
@@ -238,9 +248,12 @@ class Begun:
             if again.missing() == []:
                 return self._gatherer.prepared(finished(again, 0), self._key)
         indices = self._located.indices
-        found = samples[0].in_memory(indices.tolist() if isinstance(indices, Tensor) else indices)
+        indices = indices.tolist() if isinstance(indices, Tensor) else indices
+        found = samples[0].in_memory(indices)
         if found is None:
             return _C.MISS
+        if (fusing := self._gatherer.fusing) is not None:
+            found = fusing.samples(found, indices)
         return self._gatherer.prepared(default_collate(found), self._key)
 
 

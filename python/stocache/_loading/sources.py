@@ -13,10 +13,12 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
 from stocache import _C
+from stocache._dataset.augmenting import Fusing
 from stocache._dataset.samples import Samples, as_numbers
 from stocache._sharding.shard import Visits
 from stocache._torch.order import Drawn, listed
 from stocache._torch.progress import copied
+from stocache.augment import Pipeline
 from stocache.cached_dataset import CachedDataset
 from stocache.lazy_shard import LazyShardDataset
 
@@ -59,6 +61,8 @@ class Source:
 
     gathered_at_first = True
     """Whether batches were gathered when workers were started."""
+    pipeline_at_first: Pipeline | None = None
+    """What made their images then."""
     loads_alone = False
     """Whether torch asks for one sample after the other, also where datasets give many at once."""
 
@@ -81,7 +85,21 @@ class Source:
 
     def gathers(self) -> bool:
         """Whether batches may be gathered natively: nobody wants the single samples."""
-        return all(part._stocache_gathers() for part in self.parts)
+        pipelines = [part._stocache_pipeline() for part in self.parts]
+        if not all(part._stocache_gathers() for part in self.parts):
+            return False
+        return len(pipelines) == 1 or all(
+            pipeline == pipelines[0] and (pipeline is None or part._stocache_numbering() is None)
+            for pipeline, part in zip(pipelines, self.parts, strict=True)
+        )
+
+    def pipeline(self) -> Pipeline | None:
+        """What makes the images of batches, if anything does."""
+        return self.parts[0]._stocache_pipeline()
+
+    def fusing(self, located: Located) -> Fusing | None:
+        """The same, as it is to be applied to these rows now."""
+        return self.parts[0]._stocache_fusing(located.indices)
 
     def is_settled(self) -> bool:
         return all(samples.is_settled() for samples in self.samples)
@@ -99,14 +117,17 @@ class Source:
     def instances(self) -> list[str]:
         return [samples.records.instance for samples in self.samples]
 
-    def gather(self, located: Located, threads: int, shared: bool = False) -> _C.Gathering:
+    def gather(
+        self, located: Located, threads: int, shared: bool = False, fusing: Fusing | None = None
+    ) -> _C.Gathering:
         """A batch in the making; the rows that are in memory are copied from now on."""
+        fused = None if fusing is None else fusing.native(located.indices)
         if located.which is None:
             records: _C.Records = self.parts[0]._stocache.records
             visits = None if located.visits is None else located.visits.order
-            return records.gather(located.given, threads, shared, visits)
+            return records.gather(located.given, threads, shared, visits, fused)
         stores: list[_C.Records] = [samples.records for samples in self.samples]
-        return _C.gather_from(stores, located.which, located.indices, threads, shared)
+        return _C.gather_from(stores, located.which, located.indices, threads, shared, fused)
 
 
 class _Chosen(Source):

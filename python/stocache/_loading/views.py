@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch.utils.data import Dataset, default_collate
 
 from stocache import _C
+from stocache._dataset.augmenting import said
 from stocache._dataset.samples import Rest, finished
 from stocache._loading.sources import Source, source_of
 from stocache._torch import compat
@@ -34,7 +35,12 @@ class WholeBatches(Dataset[Any]):
         return len(self._dataset)
 
     def __getitems__(self, asked: Sequence[Any] | compat.Asked) -> Any:
-        indices = asked.indices if isinstance(asked, compat.Asked) else asked
+        if not isinstance(asked, compat.Asked):
+            return self._made(asked, asked)
+        with said(asked.augmented):
+            return self._made(asked, asked.indices)
+
+    def _made(self, asked: Sequence[Any] | compat.Asked, indices: Sequence[Any]) -> Any:
         source = None if self._collate_fn is not None else source_of(self._dataset)
         if isinstance(asked, compat.RestOf):
             return None if source is None else _rest_of(source, indices, asked.rows)
@@ -74,7 +80,7 @@ def _rest_of(source: Source, indices: Sequence[Any], rows: Sequence[int]) -> Res
             return None
         samples |= rest[0]
         counted.append(rest[1])
-    packed = _C.pack(samples) if samples else None
+    packed = _C.pack(samples, source.pipeline() is not None) if samples else None
     return (
         None if packed is _C.MISS else Rest(packed, counted, (source.instances(), numbers, which))
     )
@@ -83,21 +89,31 @@ def _rest_of(source: Source, indices: Sequence[Any], rows: Sequence[int]) -> Res
 def _one_by_one(dataset: Any, source: Source, indices: Sequence[Any]) -> Any:
     """A batch of samples that may be of several CachedDatasets; what is missing is loaded one by
     one, as torch does it."""
-    loaded: dict[int, Any] = {}
     located = None
     with contextlib.suppress(Exception):  # of the dataset, below
         located = source.locate(indices)
-    if located is not None and source.gathers() and source.is_settled():
-        gathering = source.gather(located, 1, is_worker())
-        counted = [0] * len(source.parts)
-        _, which = located.numbers()
-        assert which is not None
-        for row in gathering.missing() or ():
-            loaded[row] = dataset[indices[row]]
-            counted[which[row]] += 1
-        batch = finished(gathering, counted, loaded)
-        if batch is not _C.MISS:
-            return batch
-    rows = enumerate(indices)
-    samples = [loaded[k] if k in loaded else dataset[i] for k, i in rows]
+    if located is None or not source.gathers() or not source.is_settled():
+        return source.samples[0].stacked([dataset[index] for index in indices])
+    fusing = source.fusing(located)
+    gathering = source.gather(located, 1, is_worker(), fusing)
+    counted = [0] * len(source.parts)
+    places, which = located.numbers()
+    assert which is not None
+
+    def sample(row: int) -> Any:
+        """As it is before its images are made."""
+        if fusing is None:
+            return dataset[indices[row]]
+        return source.samples[which[row]].get(places[row], to_edit=False)
+
+    loaded: dict[int, Any] = {}
+    for row in gathering.missing() or ():
+        loaded[row] = sample(row)
+        counted[which[row]] += 1
+    batch = finished(gathering, counted, loaded)
+    if batch is not _C.MISS:
+        return batch
+    samples = [loaded[row] if row in loaded else sample(row) for row in range(len(indices))]
+    if fusing is not None:
+        samples = fusing.samples(samples, places)
     return source.samples[0].stacked(samples)

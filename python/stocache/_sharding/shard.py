@@ -34,13 +34,20 @@ class Deal:
 
     def in_order(self, start: int, length: int) -> Tensor:
         """The samples of so many positions."""
-        positions = torch.arange(start, start + length, device="cpu")
+        return self.at(torch.arange(start, start + length, device="cpu"))
+
+    def at(self, positions: Tensor) -> Tensor:
+        """The samples of these."""
         if not self.shuffle:
             return positions
         chunks = self.samples // self.chunk
-        whole = positions[positions < chunks * self.chunk]
+        found = positions.clone()
+        # A shorter chunk stays at the end.
+        is_whole = positions < chunks * self.chunk
+        whole = positions[is_whole]
         dealt = _C.permuted(whole // self.chunk, chunks, self.seed, _DEAL, 0)
-        return torch.cat([dealt * self.chunk + whole % self.chunk, positions[len(whole) :]])
+        found[is_whole] = dealt * self.chunk + whole % self.chunk
+        return found
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,12 @@ class Shard(Dataset[Any]):
         if name.startswith("__") or "source" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.source, name)
+
+    def samples_at(self, positions: Any) -> Tensor:
+        """The samples of the source at these positions."""
+        return self.deal.at(
+            self.start + torch.as_tensor(positions, dtype=torch.int64, device="cpu")
+        )
 
     def keys(self) -> bytes:
         """What each is known by on disk, whichever part of the dataset a node has: 16 bytes."""

@@ -33,7 +33,7 @@ from torch.utils.data.dataloader import (
 from stocache import _C
 from stocache._torch.batch_transform import Key
 from stocache._torch.order import listed
-from stocache._torch.progress import Epoch, Order, Progress, Samplers
+from stocache._torch.progress import Epoch, Numbers, Order, Progress, Samplers
 from stocache._torch.shares import Shares
 
 __all__ = ["Asked", "Gatherer", "Loader", "RestOf", "as_plain_tensors", "pin_memory"]
@@ -76,11 +76,12 @@ class Gatherer(Protocol):
 class Asked:
     """Asks a worker for a batch, in the place of its indices, and says which it is."""
 
-    __slots__ = ("indices", "key")
+    __slots__ = ("augmented", "indices", "key")
 
-    def __init__(self, indices: Any, key: Key) -> None:
+    def __init__(self, indices: Any, key: Key, augmented: Numbers | None) -> None:
         self.indices = indices
         self.key = key
+        self.augmented = augmented  # what random numbers follow from, if they do
 
 
 class RestOf(Asked):
@@ -89,7 +90,7 @@ class RestOf(Asked):
     __slots__ = ("rows",)
 
     def __init__(self, indices: Any, key: Key, rows: Sequence[int]) -> None:
-        super().__init__(indices, key)
+        super().__init__(indices, key, None)
         self.rows = rows
 
 
@@ -125,6 +126,17 @@ class Loader(DataLoader[Any]):
         super().__init__(*arguments, **options)
         self._stocache_progress = Progress()
 
+    def _stocache_said(self) -> tuple[int, int | None] | None:
+        """The seed of an epoch that begins now and, if somebody said it, its number; None where no
+        transform was fused."""
+        raise NotImplementedError
+
+    def _stocache_tells(self) -> bool:
+        """Whether who makes a batch needs to know which it is."""
+        if self._stocache_progress.augmented is not None and self.batch_sampler is not None:
+            return True
+        return self.batch_transform is not None
+
     def _stocache_source(self) -> Any:
         """What batches can be gathered from, as it is now; None if they cannot be."""
         raise NotImplementedError
@@ -147,7 +159,10 @@ class Loader(DataLoader[Any]):
 
     def __iter__(self) -> _BaseDataLoaderIter:
         progress, begun = self._stocache_progress, False
-        progress.resume(self._stocache_samplers())
+        samplers, said = self._stocache_samplers(), self._stocache_said()
+        progress.resume(samplers)
+        if said is not None:
+            progress.augment(samplers, *said)
         try:
             iterator = super().__iter__()
             begun = True
@@ -237,6 +252,7 @@ class _Unprofiled(_BaseDataLoaderIter):
 
     _gatherer: Gatherer | None
     _sampler_iter: Epoch
+    _tells: bool
 
     def __next__(self) -> Any:
         try:
@@ -248,6 +264,10 @@ class _Unprofiled(_BaseDataLoaderIter):
             raise
         self._num_yielded += 1
         return batch
+
+    def _question(self, indices: Any, key: Key) -> Any:
+        """What asks for a batch."""
+        return Asked(indices, key, self._sampler_iter.augmented) if self._tells else indices
 
 
 class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
@@ -263,7 +283,7 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
             epoch.seed = int(self._base_seed) if seed is None else seed
         if self._gatherer is not None:
             epoch.gather()
-        self._transforms = loader.batch_transform is not None
+        self._tells = loader._stocache_tells()
         self._begun: deque[tuple[Any, Key, Begun]] = deque()
         self._unasked = 0
         if self._gatherer and self._gatherer.knows_order:
@@ -283,8 +303,7 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
         batch = begun.finish()
         if batch is not self._gatherer.missing:
             return batch
-        indices = listed(indices)
-        batch = self._dataset_fetcher.fetch(Asked(indices, key) if self._transforms else indices)
+        batch = self._dataset_fetcher.fetch(self._question(listed(indices), key))
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
     def _begin(self, gatherer: Gatherer) -> None:
@@ -297,7 +316,7 @@ class HereIterator(_Unprofiled, _SingleProcessDataLoaderIter):
         """Where batches are not gathered. Whatever comes of it, the next one is the one after."""
         indices = super()._next_index()
         self._sampler_iter.hand_out(self._sampler_iter.number)
-        return Asked(indices, self._sampler_iter.key()) if self._transforms else indices
+        return self._question(indices, self._sampler_iter.key())
 
 
 class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
@@ -319,7 +338,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         self._shares = Shares(loader.num_workers)
         self._sent: dict[int, int] = {}  # numbers of batches that workers make, likewise
         self._turn = loader._stocache_progress.turn
-        self._transforms = loader.batch_transform is not None
+        self._tells = loader._stocache_tells()
         self._message: Any = None  # to the next worker
         self._started = 0  # batches of this epoch that were begun in this process
         self._made_by_workers = 0  # those of them that could not be gathered
@@ -466,7 +485,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
     def _ask_for_all(self, task: _Task) -> None:
         task.begun = None
         indices = listed(task.indices)
-        message = Asked(indices, task.key) if self._transforms else indices
+        message = self._question(indices, task.key)
         self._ask(task, [(self._shares.next(len(indices), self._lives()), message)])
 
     def _ask_for_rest(self, task: _Task, rows: list[int]) -> None:
@@ -535,7 +554,7 @@ class WorkersIterator(_Unprofiled, _MultiProcessingDataLoaderIter):
         if self._gatherer is None:
             indices = self._next_batch()
             self._sent[self._send_idx] = self._sampler_iter.number
-            return Asked(indices, self._sampler_iter.key()) if self._transforms else indices
+            return self._question(indices, self._sampler_iter.key())
         if self._message is None:
             raise StopIteration
         message, self._message = self._message, None

@@ -37,6 +37,9 @@ from stocache._torch.generators import is_generator, set_state, state_of
 from stocache._torch.order import Drawn, drawn, listed
 
 VERSION = 1
+Numbers = tuple[int, int]
+"""What random numbers of a fused transform follow from beside the index: seed and epoch."""
+
 _TORCHS = (
     RandomSampler,
     SequentialSampler,
@@ -146,6 +149,7 @@ class Epoch:
         self.number = -1  # of the batch that was given last
         self.seed: int | None = None  # of the workers
         self.turn = 0  # how many epochs had the same seed before
+        self.augmented: Numbers | None = None  # of a transform that was fused
 
     def __iter__(self) -> Epoch:
         return self
@@ -317,6 +321,35 @@ class Epoch:
             self._iterator = iter(())
 
 
+class Augmented:
+    """Which numbers the epochs of a loader have, where random numbers follow from such: a seed, and
+    what set_epoch() said last, plus how many epochs began since."""
+
+    def __init__(self) -> None:
+        self._seed: int | None = None
+        self._kept_seed: int | None = None  # of the state with which it goes on
+        self._said: int | None = None
+        self._since = -1
+
+    def next(self, seed: int, said: int | None) -> Numbers:
+        again = self._since >= 0 and said == self._said
+        self._seed = seed if self._kept_seed is None else self._kept_seed
+        self._said, self._since = said, self._since + 1 if again else 0
+        return self.now()
+
+    def now(self) -> Numbers:
+        assert self._seed is not None
+        return self._seed, (self._said or 0) + self._since
+
+    def state(self) -> list[int | None] | None:
+        return None if self._seed is None else [self._seed, self._said, self._since]
+
+    def load(self, state: list[Any] | None) -> None:
+        if state is not None:
+            self._seed, self._said, self._since = state
+            self._kept_seed = self._seed
+
+
 class Order:
     """A loader's sampler as its iterators have it: they begin an epoch by iter() of it."""
 
@@ -338,6 +371,7 @@ class Order:
         epoch = self._progress.resumed
         if epoch is None:
             epoch = Epoch(self._samplers)
+        epoch.augmented = self._progress.augmented
         self._progress.epoch = epoch
         return epoch
 
@@ -351,6 +385,8 @@ class Progress:
         self.seed: int | None = None  # of the workers of that iterator
         self.turn = 0
         self.loaded: dict[str, Any] | None = None
+        self.augmented: Numbers | None = None  # of the epoch that began last
+        self._augmented = Augmented()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Progress, ()  # a pickled or copied loader begins anew
@@ -375,6 +411,7 @@ class Progress:
             "generators": _plain({n: state_of(g) for n, g in samplers.generators().items()}),
             "epoch": None if epoch is None else epoch.state(),
             "workers": workers,
+            "augmented": self._augmented.state(),
         }
 
     def load(self, samplers: Samplers, about: dict[str, Any], state: Any) -> None:
@@ -386,6 +423,15 @@ class Progress:
         if state["sampler_state"] is not None:
             samplers.stateful().load_state_dict(copy.deepcopy(state["sampler_state"]))
         self.loaded = copy.deepcopy(state)
+        self._augmented.load(state.get("augmented"))
+
+    def augment(self, samplers: Samplers, seed: int, said: int | None) -> None:
+        """An epoch begins whose random numbers follow from its number: what was ``said`` where
+        somebody said it to the transform, and not to the sampler. One that goes on has its own."""
+        if self.resumed is not None and self._augmented.state() is not None:
+            self.augmented = self._augmented.now()
+        else:
+            self.augmented = self._augmented.next(seed, samplers.epoch() if said is None else said)
 
     def resume(self, samplers: Samplers) -> None:
         """Makes the next iterator one that goes on, if a state was loaded."""

@@ -77,6 +77,10 @@ pub(crate) enum Fault {
     SkipRecordChecksum,
     /// Replace the log without a look at what was appended meanwhile.
     ForgetLateRecords,
+    /// Augment a sample alike in every epoch.
+    ForgetAugmentationEpoch,
+    /// Leave what was erased at its place while the image is turned.
+    LeaveErased,
     /// Take what is in the place of a copy for the copy.
     TrustCopies,
     /// Make it an error that there is no copy, instead of giving the path of the source.
@@ -242,6 +246,19 @@ mod controls {
                 "sys::limits::tests::version_2_takes_the_tightest_ancestor_and_counts_page_cache_as_free",
             ],
         );
+    }
+
+    #[test]
+    fn augmenting_alike_in_every_epoch_is_caught() {
+        is_caught(
+            Fault::ForgetAugmentationEpoch,
+            &["augment::tests::numbers_follow_from_seed_epoch_and_index_and_from_nothing_else"],
+        );
+    }
+
+    #[test]
+    fn leaving_what_was_erased_at_its_place_is_caught() {
+        is_caught(Fault::LeaveErased, &["augment::tests::what_was_erased_moves_with_the_image"]);
     }
 
     #[test]

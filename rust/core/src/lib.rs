@@ -9,6 +9,7 @@
 //! | `tensors` | the dense cache for who holds `tch::Tensor`s (feature `tch`) |
 //! | [`files`] | copies of a far folder's files on a near disk |
 //! | [`batches`] | records gathered into batches; batch buffers that cross processes without a copy |
+//! | [`augment`] | the steps of random transforms of images, fused, as rows are written |
 //! | [`tiers`] | who loads a sample: memory, the levels below it, the caller |
 //! | [`cluster`] | records on servers that all nodes reach |
 //! | [`disk`] | records in files of a near disk |
@@ -57,6 +58,8 @@ mod guard;
 pub mod segment;
 pub mod sys;
 
+#[cfg(not(loom))]
+pub mod augment;
 #[cfg(not(loom))]
 pub mod batches;
 #[cfg(not(loom))]

@@ -1,25 +1,27 @@
 //! Batches as C++ makes them, and batch buffers as it holds them: by address.
 #![allow(unsafe_code)] // holds, records and columns cross as pointers
 
+use crate::augment::Pipeline;
 use crate::bridge::ffi;
 use crate::guard::{Crossing, calm, guard};
 use crate::records::Records;
 use crate::schema::Schema;
 use std::sync::Arc;
-use stocache::batches::{self, Buffer, Gathered, Pieces, Row, Ticket};
-use stocache::records::INLINE;
+use stocache::batches::{self, Buffer, Fused, Gathered, Pieces, Row, Ticket};
 use stocache::tiers::Levels;
 
 /// A batch in the making.
 pub struct Batch {
     /// Until `find`.
     stores: Vec<Arc<Levels>>,
+    /// Likewise.
+    fused: Option<Fused>,
     batch: batches::Batch,
 }
 
 /// A batch of so many rows, none of which is there.
 pub fn new_batch(rows: usize) -> Box<Batch> {
-    Box::new(Batch { stores: Vec::new(), batch: batches::Batch::new(rows) })
+    Box::new(Batch { stores: Vec::new(), fused: None, batch: batches::Batch::new(rows) })
 }
 
 impl Batch {
@@ -27,9 +29,15 @@ impl Batch {
         self.stores.push(Arc::clone(records.levels()));
     }
 
+    pub fn fuse(&mut self, pipeline: &Pipeline, seed: u64, epoch: u64, numbers: &[i64]) {
+        let pipeline = Arc::clone(pipeline.parsed());
+        let numbers = numbers.iter().map(|&number| number as u64).collect();
+        self.fused = Some(Fused { pipeline, seed, epoch, numbers });
+    }
+
     pub fn find(&mut self, which: &[u32], indices: &[i64]) -> bool {
-        let stores = std::mem::take(&mut self.stores);
-        let found = calm(None, || batches::Batch::find(stores, which, indices));
+        let (stores, fused) = (std::mem::take(&mut self.stores), self.fused.take());
+        let found = calm(None, || batches::Batch::find_for(fused, stores, which, indices));
         found.map(|batch| self.batch = batch).is_some()
     }
 
@@ -41,8 +49,12 @@ impl Batch {
         self.batch.rows()
     }
 
-    pub fn schema_in(&self, store: usize) -> u16 {
-        self.batch.schema_in(store).unwrap_or(INLINE)
+    pub fn schemas_in(&self, store: usize) -> &[u16] {
+        self.batch.schemas_in(store)
+    }
+
+    pub fn know(&mut self, store: usize, number: u16, schema: &Schema) {
+        calm((), || self.batch.know(store, number, Arc::clone(schema.parsed())));
     }
 
     pub fn absent(&self) -> Vec<u32> {
@@ -65,6 +77,15 @@ impl Batch {
         calm(false, || unsafe { self.batch.give(row, Pieces(rows.collect())) })
     }
 
+    /// # Safety
+    /// As for `give`.
+    pub unsafe fn give_as(&mut self, row: usize, pieces: &[ffi::Part], schema: &Schema) -> bool {
+        let rows = pieces.iter().map(|part| Row { data: part.data, len: part.len });
+        let schema = Arc::clone(schema.parsed());
+        // SAFETY: by the caller's promise.
+        calm(false, || unsafe { self.batch.give_as(row, Pieces(rows.collect()), schema) })
+    }
+
     pub fn lay_out(&mut self, schema: &Schema) -> bool {
         calm(false, || self.batch.lay_out(Arc::clone(schema.parsed())))
     }
@@ -74,6 +95,7 @@ impl Batch {
         let column = |column: &batches::Column| ffi::Column {
             dtype: column.dtype,
             sizes: std::iter::once(rows).chain(column.dims.iter().copied()).collect(),
+            channels_last: column.channels_last,
         };
         self.batch.columns().iter().map(column).collect()
     }

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)] // the boundary itself
 
 pub use crate::acquiring::Acquiring;
+pub use crate::augment::Pipeline;
+use crate::augment::new_pipeline;
 pub use crate::batches::Batch;
 use crate::batches::{
     drop_batch, give_back_batches, new_batch, receive_batch, send_batch, take_batch,
@@ -360,6 +362,7 @@ pub mod ffi {
         head: u64,
         needs_pickle: bool,
         collatable: bool,
+        fusible: bool,
         has_rest: bool,
     }
 
@@ -367,6 +370,8 @@ pub mod ffi {
     struct Column {
         dtype: i8,
         sizes: Vec<i64>,
+        /// In memory the second size comes last.
+        channels_last: bool,
     }
 
     /// Memory to be written to.
@@ -423,6 +428,8 @@ pub mod ffi {
         dropped: u64,
         loads: u64,
         load_nanos: u64,
+        transforms: u64,
+        transform_nanos: u64,
         too_large: u64,
         evicted: u64,
         unsupported: u64,
@@ -436,6 +443,32 @@ pub mod ffi {
         data_bytes: u64,
         dataset_len: u64,
         frozen: bool,
+    }
+
+    /// An image before its augmentation; see `stocache::augment::Shape`.
+    struct ImageShape {
+        channels: u32,
+        height: u32,
+        width: u32,
+        dtype: i8,
+        interleaved: bool,
+        pil: bool,
+        array: bool,
+    }
+
+    /// What becomes of it.
+    struct ImageOutput {
+        dtype: i8,
+        dims: Vec<i64>,
+        bytes: usize,
+        channels_last: bool,
+    }
+
+    /// What the parameters of a row are a function of.
+    struct RowNumber {
+        seed: u64,
+        epoch: u64,
+        index: u64,
     }
 
     /// Files to keep copies of, as the user said it.
@@ -596,6 +629,7 @@ pub mod ffi {
         fn is_whole(self: &Records, region: u32, generation: u32) -> bool;
         fn note(self: &Records, hits: u64, misses: u64);
         fn note_loads(self: &Records, loads: u64, nanos: u64);
+        fn note_transforms(self: &Records, samples: u64, nanos: u64);
         fn note_unsupported(self: &Records, samples: u64);
         fn is_first_to_tell(self: &Records, what: u32) -> bool;
         /// Why nothing can be stored from this process; empty if something can.
@@ -693,6 +727,8 @@ pub mod ffi {
 
         fn parse_schema(bytes: &[u8]) -> Result<Box<Schema>>;
         fn sums(self: &Schema) -> SchemaSums;
+        /// Whether they differ in what is beside the pixels of images alone.
+        fn is_like(self: &Schema, other: &Schema) -> bool;
         fn bytes(self: &Schema) -> &[u8];
         fn nodes(self: &Schema) -> &[Node];
         fn keys(self: &Schema) -> &[Key];
@@ -730,14 +766,25 @@ pub mod ffi {
         fn new_batch(rows: usize) -> Box<Batch>;
         /// Before `find`: a store whose number is that of those before it.
         fn add_store(self: &mut Batch, records: &Records);
+        /// Before `find`: images are made by a pipeline. Its random numbers follow from the indices of
+        /// samples, or from these numbers.
+        fn fuse(
+            self: &mut Batch,
+            pipeline: &Pipeline,
+            seed: u64,
+            epoch: u64,
+            numbers: &[i64],
+        );
         /// The samples of these indices, each of the store of that number or all of the first; false if
         /// one is in no dataset, or records in one store are of two schemas.
         fn find(self: &mut Batch, which: &[u32], indices: &[i64]) -> bool;
         /// Looks for rows that are not there; false if records in one store are of two schemas.
         fn look_again(self: &mut Batch) -> bool;
         fn rows(self: &Batch) -> usize;
-        /// The number of the schema of what was found in that store.
-        fn schema_in(self: &Batch, store: usize) -> u16;
+        /// The numbers of the schemas of what was found in that store.
+        fn schemas_in(self: &Batch, store: usize) -> &[u16];
+        /// Says what one of these is that is like the schema of the batch.
+        fn know(self: &mut Batch, store: usize, number: u16, schema: &Schema);
         /// The rows that are not there, and are not read from below.
         fn absent(self: &Batch) -> Vec<u32>;
         /// Whether rows are being read from below.
@@ -746,6 +793,8 @@ pub mod ffi {
         fn arrive(self: &mut Batch) -> Result<bool>;
         /// The record of a row that is not there, of the schema of the others.
         unsafe fn give(self: &mut Batch, row: usize, pieces: &[Part]) -> bool;
+        /// The same of a schema that is like it.
+        unsafe fn give_as(self: &mut Batch, row: usize, pieces: &[Part], schema: &Schema) -> bool;
         /// By the rows that are there, all of this schema; false if they are not a batch.
         fn lay_out(self: &mut Batch, schema: &Schema) -> bool;
         fn columns(self: &Batch) -> Vec<Column>;
@@ -800,6 +849,27 @@ pub mod ffi {
         fn permute(numbers: &mut [u64], len: u64, key: &[u64; 3]) -> Result<()>;
         /// Puts in the place of each number the position of that visit.
         fn visit(numbers: &mut [u64], visits: &Visits) -> Result<()>;
+    }
+
+    extern "Rust" {
+        /// Steps that were fused.
+        type Pipeline;
+
+        fn new_pipeline(description: &str) -> Result<Box<Pipeline>>;
+
+        fn output(self: &Pipeline, shape: &ImageShape) -> Result<ImageOutput>;
+        /// What is done to that row, as JSON.
+        fn drawn(self: &Pipeline, number: &RowNumber, shape: &ImageShape) -> Result<String>;
+        /// Writes a row for each index, of images that lie one after the other.
+        unsafe fn apply(
+            self: &Pipeline,
+            number: &RowNumber,
+            indices: &[u64],
+            shape: &ImageShape,
+            data: *const u8,
+            to: *mut u8,
+            threads: usize,
+        ) -> Result<()>;
     }
 
     extern "Rust" {

@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 mod acquiring;
+mod augment;
 mod batches;
 mod bridge;
 mod cluster;

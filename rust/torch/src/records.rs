@@ -158,6 +158,10 @@ impl Records {
         calm((), || self.store().note(hits, misses));
     }
 
+    pub fn note_transforms(&self, samples: u64, nanos: u64) {
+        calm((), || self.store().note_transforms(samples, Duration::from_nanos(nanos)));
+    }
+
     pub fn note_loads(&self, loads: u64, nanos: u64) {
         calm((), || self.store().note_loads(loads, Duration::from_nanos(nanos)));
     }
@@ -205,6 +209,8 @@ impl Records {
             dropped: s.dropped,
             loads: s.loads,
             load_nanos: s.load_nanos,
+            transforms: s.transforms,
+            transform_nanos: s.transform_nanos,
             too_large: s.too_large,
             evicted: s.evicted,
             unsupported: s.unsupported,

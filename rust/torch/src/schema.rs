@@ -132,8 +132,13 @@ impl Schema {
             head: self.parsed.head(),
             needs_pickle: self.parsed.needs_pickle,
             collatable: self.parsed.collatable,
+            fusible: self.parsed.fusible,
             has_rest: self.parsed.has_rest,
         }
+    }
+
+    pub fn is_like(&self, other: &Schema) -> bool {
+        calm(false, || self.parsed.is_like(&other.parsed))
     }
 
     pub fn bytes(&self) -> &[u8] {

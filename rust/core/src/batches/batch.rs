@@ -17,6 +17,7 @@
 
 use super::columns::{Column, Columns, Pieces, Row};
 use super::gather::{Copying, Moved, Rows, Target};
+use super::images::Fused;
 use crate::error::{Error, Kind, Result};
 use crate::records::schema::Schema;
 use crate::records::{INLINE, Record, RecordStore};
@@ -47,16 +48,22 @@ pub struct Batch {
     stores: Arc<[Arc<Levels>]>,
     /// Per store, how often it had been emptied when its records were first looked for.
     emptied: Vec<u32>,
-    /// Per store, the schema of the records that were found in it.
-    schemas: Vec<Option<u16>>,
+    /// Per store, the schema of the records that were found in it; several only where images are fused.
+    schemas: Vec<Vec<u16>>,
+    /// Those of them that are not the one by which the batch is laid out: the store, the number there.
+    others: Vec<(u32, u16, Arc<Schema>)>,
     rows: Vec<Place>,
     /// Those that are in pieces.
     given: Vec<(usize, Pieces)>,
+    /// Those of another schema than that of the batch.
+    given_as: Vec<(usize, Arc<Schema>)>,
     /// What is being read from below: the store, the rows.
     coming: Vec<(u32, Vec<usize>, Fetching)>,
     /// What was, with the store: rows lie in it.
     fetched: Vec<(u32, Fetched)>,
     schema: Option<Arc<Schema>>,
+    /// What becomes of images.
+    fused: Option<Fused>,
     columns: Vec<Column>,
     target: Option<Target>,
     threads: usize,
@@ -69,6 +76,8 @@ pub struct Batch {
 struct Place {
     store: u32,
     index: usize,
+    /// What random numbers of its images follow from.
+    number: u64,
     state: State,
     /// Where it is in `copied`, and the how-manieth of those.
     copied: Option<(u32, u32)>,
@@ -80,8 +89,8 @@ enum State {
     /// In a level below memory.
     Below,
     Found(Record),
-    /// From below: where in memory it is now.
-    Fetched(Row),
+    /// From below: where in memory it is now, and of which schema.
+    Fetched(Row, u16),
     /// By the caller, who answers for it.
     Given(Row),
 }
@@ -92,17 +101,20 @@ unsafe impl Send for Batch {}
 impl Batch {
     /// So many rows, none of which is there.
     pub fn new(rows: usize) -> Self {
-        let place = Place { store: 0, index: 0, state: State::Absent, copied: None };
+        let place = Place { store: 0, index: 0, number: 0, state: State::Absent, copied: None };
         Self {
             copying: Vec::new(),
             stores: Arc::new([]),
             emptied: Vec::new(),
             schemas: Vec::new(),
+            others: Vec::new(),
             rows: vec![place; rows],
             given: Vec::new(),
+            given_as: Vec::new(),
             coming: Vec::new(),
             fetched: Vec::new(),
             schema: None,
+            fused: None,
             columns: Vec::new(),
             target: None,
             threads: 1,
@@ -114,9 +126,20 @@ impl Batch {
     /// if one is in no dataset, or if the records that were found in one store are not of one schema.
     /// Without numbers all are of the first store.
     pub fn find(stores: Vec<Arc<Levels>>, which: &[u32], indices: &[i64]) -> Option<Self> {
+        Self::find_for(None, stores, which, indices)
+    }
+
+    /// The same where images are `fused`: made by a pipeline. Then there may be several schemas.
+    pub fn find_for(
+        fused: Option<Fused>,
+        stores: Vec<Arc<Levels>>,
+        which: &[u32],
+        indices: &[i64],
+    ) -> Option<Self> {
         let mut made = Self::new(0);
+        made.fused = fused;
         made.emptied = stores.iter().map(|store| store.memory().emptied()).collect();
-        made.schemas = vec![None; stores.len()];
+        made.schemas = vec![Vec::new(); stores.len()];
         made.stores = stores.into();
         if !which.is_empty() && which.len() != indices.len() {
             return None;
@@ -125,7 +148,9 @@ impl Batch {
         for (row, &index) in indices.iter().enumerate() {
             let store = which.get(row).copied().unwrap_or(0);
             let index = made.stores.get(store as usize)?.memory().index(index)?;
-            made.rows.push(Place { store, index, state: State::Absent, copied: None });
+            let numbers = made.fused.as_ref().map(|fused| &fused.numbers);
+            let number = numbers.and_then(|numbers| numbers.get(row)).map_or(index as u64, |n| *n);
+            made.rows.push(Place { store, index, number, state: State::Absent, copied: None });
         }
         made.look_again().then_some(made)
     }
@@ -162,12 +187,11 @@ impl Batch {
                 let place = &mut self.rows[row];
                 place.state = State::Absent;
                 let Some(fetched) = fetched else { continue };
-                let schema = self.schemas[store as usize].get_or_insert(fetched.schema);
-                if *schema != fetched.schema || fetched.schema == INLINE {
-                    alike = false;
-                }
+                let schema = fetched.schema;
+                alike &= met(&mut self.schemas[store as usize], schema, self.fused.is_some());
                 let bytes = fetched.bytes();
-                place.state = State::Fetched(Row { data: bytes.as_ptr(), len: bytes.len() });
+                let row = Row { data: bytes.as_ptr(), len: bytes.len() };
+                place.state = State::Fetched(row, schema);
                 self.fetched.push((store, fetched)); // its memory stays where it is
             }
         }
@@ -189,8 +213,8 @@ impl Batch {
             }
             let Some(store) = self.stores.get(place.store as usize) else { continue };
             let Some(record) = store.memory().find(place.index) else { continue };
-            let schema = self.schemas[place.store as usize].get_or_insert(record.schema);
-            if *schema != record.schema || record.schema == INLINE {
+            let schemas = &mut self.schemas[place.store as usize];
+            if !met(schemas, record.schema, self.fused.is_some()) {
                 return false;
             }
             place.state = State::Found(record);
@@ -210,9 +234,18 @@ impl Batch {
         (0..self.rows.len()).filter(absent).map(|row| row as u32).collect()
     }
 
-    /// The schema of what was found in that store, by its number there.
-    pub fn schema_in(&self, store: usize) -> Option<u16> {
-        self.schemas.get(store).copied().flatten()
+    /// The schemas of what was found in that store, by their numbers there: one at the most, unless
+    /// images are fused.
+    pub fn schemas_in(&self, store: usize) -> &[u16] {
+        self.schemas.get(store).map_or(&[], Vec::as_slice)
+    }
+
+    /// Says what that schema of a store is, where it is another one than that of the batch, and like it.
+    pub fn know(&mut self, store: usize, number: u16, schema: Arc<Schema>) {
+        let store = store as u32;
+        if !self.others.iter().any(|other| (other.0, other.1) == (store, number)) {
+            self.others.push((store, number, schema));
+        }
     }
 
     /// Puts the record of a sample that was loaded where that row is not there; false if it is.
@@ -231,17 +264,27 @@ impl Batch {
         true
     }
 
-    /// Finds out which columns there are, by the rows that are there, all of which are of this schema;
-    /// false if there are none, or they are not a batch.
+    /// As `give`, of another schema than that of the batch, and like it.
+    ///
+    /// # Safety
+    /// As for `give`.
+    pub unsafe fn give_as(&mut self, row: usize, pieces: Pieces, schema: Arc<Schema>) -> bool {
+        // SAFETY: by the caller's promise.
+        let given = unsafe { self.give(row, pieces) };
+        if given {
+            self.given_as.push((row, schema));
+        }
+        given
+    }
+
+    /// Finds out which columns there are, by the rows that are there, all of which are of this schema or
+    /// one that is known to be like it; false if there are none, or they are not a batch.
     pub fn lay_out(&mut self, schema: Arc<Schema>) -> bool {
         if self.schema.is_some() {
             return false;
         }
         self.schema = Some(schema);
-        let Some(rows) = self.plan() else { return false };
-        self.columns.clone_from(&rows.columns.columns);
-        self.note(rows);
-        true
+        self.plan_more()
     }
 
     /// The columns, in the order of the schema's parts.
@@ -268,16 +311,18 @@ impl Batch {
             && to.iter().zip(&self.columns).all(|(&(_, len), column)| {
                 Some(len) == column.row_bytes.checked_mul(self.rows.len())
             });
-        let Some(first) = self.copied.first().filter(|_| right).map(Arc::clone) else {
+        if !right || self.copied.is_empty() {
             let message =
                 "a batch was allocated with another shape, dtype or layout than asked for";
             return Err(Error::new(Kind::State, message));
-        };
+        }
         self.target = Some(Target(to.iter().map(|&(address, _)| address).collect()));
         self.threads = threads;
-        // SAFETY: the target was checked, and is the caller's; records are those of a store that we hold,
-        // or of the caller.
-        unsafe { self.copy(&first) };
+        for rows in self.copied.clone() {
+            // SAFETY: the target was checked, and is the caller's; records are those of a store that we
+            // hold, or of the caller.
+            unsafe { self.copy(&rows) };
+        }
         Ok(())
     }
 
@@ -329,7 +374,7 @@ impl Batch {
             store.memory().emptied() == self.emptied[place.store as usize]
                 && (store.is_below(place.index) || store.memory().find(place.index).is_some())
         };
-        let fetched = |place: &&Place| matches!(place.state, State::Fetched(_) | State::Below);
+        let fetched = |place: &&Place| matches!(place.state, State::Fetched(..) | State::Below);
         moved(&self.stores, &found).is_empty() && self.rows.iter().filter(fetched).all(is_there)
     }
 
@@ -349,53 +394,112 @@ impl Batch {
         unsafe { rows.rest(at as usize) }
     }
 
-    /// The rows that are there and not copied yet, as rows of this batch.
-    fn plan(&self) -> Option<Rows> {
-        let schema = Arc::clone(self.schema.as_ref()?);
+    /// The schema of that row, if it is another one than that of the batch.
+    fn other_schema(&self, row: usize) -> Option<&Arc<Schema>> {
+        let of_store = |store, number| {
+            let other = self.others.iter().find(|other| (other.0, other.1) == (store, number));
+            other.map(|(.., schema)| schema)
+        };
+        let place = &self.rows[row];
+        match place.state {
+            State::Found(record) => of_store(place.store, record.schema),
+            State::Fetched(_, number) => of_store(place.store, number),
+            _ => {
+                let given = self.given_as.iter().find(|(given, _)| *given == row);
+                given.map(|(_, schema)| schema)
+            }
+        }
+    }
+
+    /// The rows that are there and not copied yet, by their schemas; that of the batch first.
+    fn rows_to_plan(&self) -> Vec<(Arc<Schema>, Vec<u32>, Vec<Row>)> {
         let record_of = |place: &Place| match place.state {
             State::Found(record) if place.copied.is_none() => {
                 Some(row_of(self.stores[place.store as usize].memory(), record))
             }
-            State::Given(row) | State::Fetched(row) if place.copied.is_none() => Some(row),
+            State::Given(row) | State::Fetched(row, _) if place.copied.is_none() => Some(row),
             _ => None,
         };
-        let there = self.rows.iter().enumerate();
-        let (places, records): (Vec<u32>, Vec<Row>) =
-            there.filter_map(|(row, place)| Some((row as u32, record_of(place)?))).unzip();
+        let Some(own) = &self.schema else { return Vec::new() };
+        let mut found = vec![(Arc::clone(own), Vec::new(), Vec::new())];
+        let is_one = self.others.is_empty() && self.given_as.is_empty();
+        for (row, place) in self.rows.iter().enumerate() {
+            let Some(record) = record_of(place) else { continue };
+            let schema = if is_one { own } else { self.other_schema(row).unwrap_or(own) };
+            let at = found.iter().position(|(of, ..)| Arc::ptr_eq(of, schema));
+            let at = at.unwrap_or_else(|| {
+                found.push((Arc::clone(schema), Vec::new(), Vec::new()));
+                found.len() - 1
+            });
+            found[at].1.push(row as u32);
+            found[at].2.push(record);
+        }
+        found.retain(|(_, places, _)| !places.is_empty());
+        found
+    }
+
+    /// Rows of one schema that are there, as rows of this batch.
+    fn plan(&self, schema: Arc<Schema>, places: Vec<u32>, records: Vec<Row>) -> Option<Rows> {
         let pieces: Vec<_> = self
             .given
             .iter()
             .filter_map(|(row, pieces)| Some((places.binary_search(&(*row as u32)).ok()?, pieces)))
             .collect();
+        let number_of = |&row: &u32| self.rows[row as usize].number;
+        let numbers: Vec<u64> = places.iter().map(number_of).collect();
+        let fused = self.fused.as_ref().map(|fused| (fused, &*numbers));
         // SAFETY: in the mapping of a store that we hold, in what was fetched and is held, or by the promise of
         // `give`.
-        let columns = unsafe { Columns::plan(schema, &records, &pieces) }?;
+        let columns = unsafe { Columns::plan(schema, &records, &pieces, fused) }?;
         Rows::new(columns, records, places, self.rows.len())
     }
 
-    fn note(&mut self, rows: Rows) -> Arc<Rows> {
+    fn note(&mut self, rows: Rows) {
         for (at, &place) in rows.places.iter().enumerate() {
             self.rows[place as usize].copied = Some((self.copied.len() as u32, at as u32));
         }
-        let rows = Arc::new(rows);
-        self.copied.push(Arc::clone(&rows));
-        rows
+        self.copied.push(Arc::new(rows));
+    }
+
+    /// Notes the rows that are there and not copied yet; false if there are none, or they are not of this
+    /// batch.
+    fn plan_more(&mut self) -> bool {
+        let found = self.rows_to_plan();
+        let any = !found.is_empty();
+        for (schema, places, records) in found {
+            let is_own = self.schema.as_ref().is_some_and(|own| Arc::ptr_eq(own, &schema));
+            let Some(rows) = self.plan(schema, places, records) else { return false };
+            let columns = &rows.columns.columns;
+            match self.copied.first() {
+                None => self.columns.clone_from(columns),
+                // Equal columns are not enough: two lists of two and one numbers have those of one and two.
+                Some(first) => {
+                    // What rows keep beside their columns is read by one schema.
+                    let alike = (is_own || !rows.columns.schema.has_rest)
+                        && columns.len() == self.columns.len()
+                        && columns.iter().zip(&self.columns).all(|(new, old)| new.is_like(old))
+                        && first.columns.has_shapes_of(&rows.columns);
+                    if !alike {
+                        return false;
+                    }
+                }
+            }
+            self.note(rows);
+        }
+        any
     }
 
     /// Begins with the rows that have come since; false if they are not of this batch.
     fn copy_more(&mut self) -> bool {
-        let Some(rows) = self.plan() else { return false };
-        let columns = &rows.columns.columns;
-        // Equal columns are not enough: two lists of two and one numbers have those of one and two.
-        let alike = columns.len() == self.columns.len()
-            && columns.iter().zip(&self.columns).all(|(new, old)| new.is_like(old))
-            && self.copied.first().is_some_and(|old| old.columns.has_shapes(&rows.columns.words));
-        if alike {
-            let rows = self.note(rows);
+        let before = self.copied.len();
+        if !self.plan_more() {
+            return false;
+        }
+        for rows in self.copied[before..].to_vec() {
             // SAFETY: by the promises of `begin` and `give`: the columns are as long as those of before.
             unsafe { self.copy(&rows) };
         }
-        alike
+        true
     }
 
     /// # Safety
@@ -426,6 +530,17 @@ impl Drop for Batch {
             self.stores[store as usize].reuse(fetched);
         }
     }
+}
+
+/// Notes a schema of records of one store; false if there is another one, where there may be but one.
+fn met(schemas: &mut Vec<u16>, schema: u16, may_differ: bool) -> bool {
+    if schema == INLINE {
+        return false;
+    }
+    if !schemas.contains(&schema) {
+        schemas.push(schema);
+    }
+    may_differ || schemas.len() == 1
 }
 
 fn row_of(store: &RecordStore, found: Record) -> Row {

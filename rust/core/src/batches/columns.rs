@@ -5,6 +5,7 @@
 //! gathered one after the other.
 #![allow(unsafe_code)] // records are memory that other processes may write to
 
+use super::images::{Fused, Images};
 use crate::records::schema::kinds::{tensor_itemsize, torch};
 use crate::records::schema::{Extent, Kind, PAYLOAD_ALIGN, Schema};
 use std::sync::Arc;
@@ -82,6 +83,8 @@ pub struct Column {
     pub dims: Vec<i64>,
     /// The bytes of one row.
     pub row_bytes: usize,
+    /// Of an image: in memory the first dim comes last.
+    pub channels_last: bool,
     /// Where a row of it begins in its record.
     pub(super) start: Start,
     /// Of bool: a number of 8 bytes becomes one byte.
@@ -91,8 +94,8 @@ pub struct Column {
 impl Column {
     /// Whether rows of both are rows of one tensor, wherever they lie in their records.
     pub(super) fn is_like(&self, other: &Self) -> bool {
-        (self.dtype, &self.dims, self.row_bytes, self.truth)
-            == (other.dtype, &other.dims, other.row_bytes, other.truth)
+        (self.dtype, &self.dims, self.row_bytes, self.channels_last, self.truth)
+            == (other.dtype, &other.dims, other.row_bytes, other.channels_last, other.truth)
     }
 }
 
@@ -103,6 +106,8 @@ pub(super) enum Start {
     Number(u64),
     /// So far into this payload.
     Payload(u32, u64),
+    /// It is made of this payload, the how-manieth of the images.
+    Image(u32, usize),
 }
 
 /// One string of one row, among the gathered bytes.
@@ -134,12 +139,16 @@ pub struct Columns {
     /// What each row keeps beside its columns, if they keep anything: see `Schema::each_payload_apart`.
     pub(super) rests: Vec<Text>,
     pub(super) text_bytes: usize,
+    /// Those that are made anew.
+    pub(super) images: Option<Images>,
 }
 
 impl Columns {
     /// Checks what it can about the records and finds out where their parts lie. `None` if there are
     /// none, if shapes differ, if one is damaged, or if the schema holds what default_collate refuses
-    /// or treats in a way of its own. Lengths of strings may differ. Some rows may be in `pieces`.
+    /// or treats in a way of its own. Lengths of strings may differ. Some rows may be in `pieces`. Images
+    /// may be `fused`: then rows have `numbers`, and sizes may differ as long as what they become is of
+    /// one.
     ///
     /// # Safety
     /// The rows must be readable, those in pieces as far as their first piece goes; so must the pieces.
@@ -147,10 +156,17 @@ impl Columns {
         schema: Arc<Schema>,
         rows: &[Row],
         pieces: &[(usize, &Pieces)],
+        fused: Option<(&Fused, &[u64])>,
     ) -> Option<Self> {
-        if rows.is_empty() || !schema.collatable {
+        let collatable = if fused.is_some() { schema.fusible } else { schema.collatable };
+        if rows.is_empty() || !collatable {
             return None;
         }
+        let (fused, numbers) = fused.unzip();
+        let images = match fused {
+            Some(fused) => Some(Images::of(&schema, fused)?),
+            None => None,
+        };
         if !pieces.iter().all(|(_, pieces)| pieces.has_head(&schema)) {
             return None;
         }
@@ -165,10 +181,11 @@ impl Columns {
             texts: Vec::new(),
             rests: Vec::new(),
             text_bytes: 0,
+            images,
             schema,
         };
         // SAFETY: by the caller's promise.
-        unsafe { made.lay_out(rows) }.then_some(())?;
+        unsafe { made.lay_out(rows, numbers.unwrap_or_default()) }.then_some(())?;
         made.find_payloads(rows, pieces)?;
         made.make_columns();
         made.make_texts()?;
@@ -203,24 +220,45 @@ impl Columns {
 
     /// Whether these words, of a record of the same schema, say the shapes of the first record.
     pub(super) fn has_shapes(&self, words: &[u32]) -> bool {
-        self.schema.leaves.iter().filter(|leaf| leaf.fixed).all(|leaf| {
-            let of_leaf = leaf.word as usize..(leaf.word + leaf.dims) as usize;
-            words[of_leaf.clone()] == self.words[of_leaf]
-        })
+        self.fixed(words).eq(self.fixed(&self.words))
+    }
+
+    /// Whether the first record of the other has them, which may be of a schema that is like this one.
+    pub(super) fn has_shapes_of(&self, other: &Self) -> bool {
+        self.fixed(&self.words).eq(other.fixed(&other.words))
+    }
+
+    /// What words say of the payloads that are of the same size in every row of a batch.
+    fn fixed<'a>(&'a self, words: &'a [u32]) -> impl Iterator<Item = &'a [u32]> {
+        let is_image = |at: usize| self.images.as_ref().is_some_and(|of| of.has(at as u32));
+        let leaves = self.schema.leaves.iter().enumerate();
+        leaves
+            .filter(move |(at, leaf)| leaf.fixed && !is_image(*at))
+            .map(|(_, leaf)| &words[leaf.word as usize..(leaf.word + leaf.dims) as usize])
+    }
+
+    /// Whether the first row says all of the others' shapes: whoever copies looks at their words.
+    pub(super) fn all_fixed(&self) -> bool {
+        self.schema.all_fixed && self.images.is_none()
     }
 
     /// # Safety
     /// As for `plan`.
-    unsafe fn lay_out(&mut self, rows: &[Row]) -> bool {
+    unsafe fn lay_out(&mut self, rows: &[Row], numbers: &[u64]) -> bool {
         let leaves = self.extents.len();
-        let (schema, len) = (&self.schema, rows[0].len);
+        let (schema, len) = (Arc::clone(&self.schema), rows[0].len);
         // SAFETY: by the caller's promise.
-        if !unsafe { rows[0].read_words(schema, &mut self.words) }
+        if !unsafe { rows[0].read_words(&schema, &mut self.words) }
             || !schema.lay_out(&self.words, len as u64, &mut self.extents)
         {
             return false;
         }
-        if schema.all_fixed {
+        if let Some(images) = &mut self.images
+            && (numbers.len() != rows.len() || !images.add(&self.words, numbers[0]))
+        {
+            return false;
+        }
+        if self.all_fixed() {
             // All are alike or there is no batch. The copy looks at the words: where records are
             // small, a look at each of them costs about as much as its copy, and the copy has threads.
             return rows.iter().all(|row| row.len == len);
@@ -228,7 +266,12 @@ impl Columns {
         let mut words = vec![0; self.words.len()];
         for (i, row) in rows.iter().enumerate().skip(1) {
             // SAFETY: as above.
-            if !unsafe { row.read_words(schema, &mut words) } {
+            if !unsafe { row.read_words(&schema, &mut words) } {
+                return false;
+            }
+            if let Some(images) = &mut self.images
+                && !images.add(&words, numbers[i])
+            {
                 return false;
             }
             if self.stride == 0 {
@@ -268,13 +311,28 @@ impl Columns {
 
     fn make_columns(&mut self) {
         let schema = Arc::clone(&self.schema);
-        for node in schema.nodes.iter().filter(|node| !node.apart) {
+        for (at, node) in schema.nodes.iter().enumerate().filter(|(_, node)| !node.apart) {
+            if let Some(images) = &self.images
+                && let Some(part) = images.parts.iter().position(|part| part.node == at)
+            {
+                let made = &images.outputs[part];
+                self.columns.push(Column {
+                    dtype: made.dtype,
+                    dims: made.dims.clone(),
+                    row_bytes: made.bytes,
+                    channels_last: made.channels_last,
+                    start: Start::Image(images.parts[part].leaf, part),
+                    truth: false,
+                });
+                continue;
+            }
             let number = schema.numbers_at() + 8 * u64::from(node.number);
             let mut add = |dtype, row_bytes, start, dims: &[u32]| {
                 self.columns.push(Column {
                     dtype,
                     dims: dims.iter().map(|&dim| i64::from(dim)).collect(),
                     row_bytes,
+                    channels_last: false,
                     start,
                     truth: false,
                 });

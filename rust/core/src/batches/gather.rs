@@ -7,6 +7,7 @@
 #![allow(unsafe_code)] // copies between raw addresses
 
 use super::columns::{Column, Columns, Row, Start, Text};
+use crate::augment::Scratch;
 use crate::records::schema::PAYLOAD_ALIGN;
 use crate::sys::prefetch;
 use crate::sys::thread_pool::{Done, Posted, Threads, post};
@@ -162,11 +163,18 @@ impl Rows {
             let next = block.end..which.end.min(block.end + rows);
             self.records[next].iter().for_each(|row| prefetch::sample(row.data, row.len));
             // SAFETY: by the caller's promise.
-            let alike = !self.columns.schema.all_fixed || unsafe { self.are_alike(block.clone()) };
+            let alike = !self.columns.all_fixed() || unsafe { self.are_alike(block.clone()) };
             if !alike {
                 return false;
             }
             for (column, &to) in self.columns.columns.iter().zip(&*to.0) {
+                if let Start::Image(leaf, part) = column.start {
+                    // SAFETY: as above.
+                    if !unsafe { self.make_images(leaf, part, column, to, block.clone()) } {
+                        return false;
+                    }
+                    continue;
+                }
                 // SAFETY: as above.
                 unsafe { self.copy_column(column, to, block.clone()) };
             }
@@ -176,6 +184,31 @@ impl Rows {
             unsafe { self.copy_rests(block) };
         }
         true
+    }
+
+    /// Makes these rows of a column of images; false if one cannot be made.
+    ///
+    /// # Safety
+    /// As for `copy_column`.
+    unsafe fn make_images(
+        &self,
+        leaf: u32,
+        part: usize,
+        column: &Column,
+        to: *mut u8,
+        which: Range<usize>,
+    ) -> bool {
+        let Some(images) = &self.columns.images else { return false };
+        Scratch::here(|scratch| {
+            which.into_iter().all(|row| {
+                // SAFETY: the plan found this payload inside the record, and the row is one of the column.
+                unsafe {
+                    let from = self.columns.payload(&self.records, row, leaf);
+                    let to = to.add(self.places[row] as usize * column.row_bytes);
+                    images.make(row, part, from, to, scratch)
+                }
+            })
+        })
     }
 
     /// Whether these rows have the shapes of the first one; they are as long as it.
@@ -203,6 +236,7 @@ impl Rows {
                 Start::Payload(leaf, at) => {
                     self.columns.payload(&self.records, row, leaf).add(at as usize)
                 }
+                Start::Image(leaf, _) => self.columns.payload(&self.records, row, leaf),
             }
         }
     }

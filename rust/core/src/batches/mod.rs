@@ -5,15 +5,18 @@
 //! | `batch` | a batch in the making: found, laid out, copied out whole |
 //! | `gather` | the copies: rows of records into columns |
 //! | `columns` | what a batch is made of, and where its rows lie |
+//! | `images` | rows that a pipeline makes of images |
 //! | `buffers` | buffers that cross processes without a copy |
 
 mod batch;
 mod buffers;
 mod columns;
 mod gather;
+mod images;
 #[cfg(test)]
 mod tests;
 
 pub use batch::{Batch, Gathered};
 pub use buffers::*;
 pub use columns::{Column, Pieces, Row};
+pub use images::Fused;

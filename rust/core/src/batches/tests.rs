@@ -1,10 +1,11 @@
 //! Batches of records on the heap, against the plain way of making them.
 #![allow(unsafe_code)] // memory that the tests own
 
-use super::{Batch, Column, Gathered, Pieces, Row};
+use super::{Batch, Column, Fused, Gathered, Pieces, Row};
+use crate::augment::Pipeline;
 use crate::records::schema::Schema;
 use crate::records::schema::kinds::torch;
-use crate::records::schema::tests::{Value, Writer};
+use crate::records::schema::tests::{Value, Writer, grey};
 use crate::records::{Claim, Put, RecordStore};
 use crate::segment::layout::{Geometry, RecordsGeometry};
 use crate::segment::{Backing, Request, random_name};
@@ -296,7 +297,7 @@ fn rows_that_moved_are_copied_again_and_those_that_are_gone_are_no_batch() {
         store.clear().unwrap();
         assert_eq!(copy(&mut batch).0, Gathered::Gone);
         let mut batch = find(&store, &[3, 1, 4]).unwrap();
-        assert_eq!((batch.absent(), batch.schema_in(0)), (vec![0, 1, 2], None));
+        assert_eq!((batch.absent(), batch.schemas_in(0)), (vec![0, 1, 2], &[][..]));
         assert!(!batch.lay_out(Arc::clone(&schema)));
         assert!(find(&store, &[-1]).is_none() && find(&store, &[10]).is_none());
         assert!(Batch::find(alone(&store), &[1], &[3]).is_none());
@@ -527,8 +528,8 @@ fn rows_of_several_stores_are_one_batch() {
         finish(&mut batch, &memory)
     };
     let batch = found(&which, &indices);
-    let schemas = [0, 1, 2, 3].map(|store| batch.schema_in(store));
-    assert_eq!(schemas, [Some(0), Some(1), None, None], "nothing was found in the third");
+    let schemas = [0, 1, 2, 3].map(|store| batch.schemas_in(store).to_vec());
+    assert_eq!(schemas, [vec![0], vec![1], vec![], vec![]], "nothing was found in the third");
     assert_eq!(copied(batch), (Gathered::Whole, vec![103, 3, 109, 1, 3]));
     // Rows of one of them move, and come again.
     let batch = found(&which, &indices);
@@ -575,4 +576,103 @@ fn rows_that_moved_are_copied_again_beside_given_ones() {
         let first = [0, 1, 2].map(|row| memory[0][100 * row]);
         assert_eq!(first, [100, 77, 102]);
     }
+}
+
+fn pipeline(steps: &str) -> Arc<Pipeline> {
+    let text = format!(r#"{{"steps": [{steps}], "dtype": null, "channels_last": false}}"#);
+    Arc::new(Pipeline::parse(&text).unwrap())
+}
+
+const CROP: &str = r#"{"step": "ToImage"}, {"step": "CenterCrop", "size": [2, 2]}"#;
+
+/// Images of several sizes, every second with something beside its pixels.
+fn photograph(i: usize) -> Value {
+    let info = Value::Dict(vec![("exif".into(), Value::Str("x".repeat(i)))]);
+    let image = grey([4 + 2 * (i as u32 % 3), 6], (i % 2 == 1).then_some(info));
+    Value::Tuple(vec![image, Value::Int(i as i64), Value::Str(format!("{i}"))])
+}
+
+/// What a crop of its middle is.
+fn middle(i: usize) -> [u8; 4] {
+    let width = 4 + 2 * (i as u8 % 3);
+    let first = 2 * width + (width - 2) / 2;
+    [first, first + 1, first + width, first + width + 1]
+}
+
+/// Found in a store under two schemas, or given.
+fn photographs(stored: &[usize], fused: Fused) -> Option<(Batch, Vec<Vec<u8>>)> {
+    let store = store(false);
+    let encoded: Vec<_> = (0..10).map(|i| Writer::encode(&photograph(i))).collect();
+    let schemas = [0, 1].map(|k| Arc::new(Schema::parse(&encoded[k].0).unwrap()));
+    stored.iter().for_each(|&i| put(&store, i, (i % 2) as u16, &photograph(i)));
+    let indices: Vec<i64> = (0..10).collect();
+    let mut batch = Batch::find_for(Some(fused), alone(&store), &[], &indices)?;
+    if stored.iter().any(|i| i % 2 == 1) {
+        batch.know(0, 1, Arc::clone(&schemas[1]));
+    }
+    for row in batch.absent() {
+        let (of, pieces) = (row as usize % 2, cut(&encoded[row as usize].1, &[]));
+        // SAFETY: the records outlive the copies, which end here.
+        let given = unsafe {
+            match of {
+                0 => batch.give(row as usize, pieces),
+                _ => batch.give_as(row as usize, pieces, Arc::clone(&schemas[1])),
+            }
+        };
+        assert!(given);
+    }
+    batch.lay_out(Arc::clone(&schemas[0])).then_some(())?;
+    let mut memory = memory_for(&batch);
+    // SAFETY: memory of our own.
+    unsafe { batch.begin(&addresses(&mut memory), 2) }.unwrap();
+    (batch.finish() == Gathered::Whole).then_some((batch, memory))
+}
+
+fn fused(steps: &str) -> Fused {
+    Fused { pipeline: pipeline(steps), seed: 1, epoch: 2, numbers: Vec::new() }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn images_of_several_sizes_and_schemas_become_rows_of_one() {
+    for stored in [vec![], vec![0, 3, 4], vec![0, 2, 4], (0..10).collect()] {
+        let (batch, memory) = photographs(&stored, fused(CROP)).unwrap();
+        assert_eq!((batch.columns()[0].dtype, &*batch.columns()[0].dims), (0, &[1, 2, 2][..]));
+        for i in 0..10 {
+            assert_eq!(memory[0][4 * i..][..4], middle(i), "{i} where {stored:?} are stored");
+            assert_eq!(memory[1][8 * i..][..8], (i as i64).to_le_bytes());
+            assert_eq!(batch.text(i, 0).unwrap(), format!("{i}").as_bytes());
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn images_that_become_of_several_sizes_are_no_batch() {
+    assert!(photographs(&[], fused(r#"{"step": "ToImage"}"#)).is_none());
+    // Larger than some of them: who makes them one by one says of which.
+    let crop = r#"{"step": "ToImage"}, {"step": "RandomCrop", "size": [6, 6], "padding": null,
+        "pad_if_needed": false, "fill": [0], "mask_fill": 0, "padding_mode": "constant"}"#;
+    assert!(photographs(&[], fused(crop)).is_none());
+    // Without a pipeline there is no batch of images at all.
+    let (schema, record) = Writer::encode(&photograph(0));
+    let schema = Arc::new(Schema::parse(&schema).unwrap());
+    assert!(gather_records(&schema, &[record.clone(), record], 1).is_none());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn random_numbers_follow_from_the_sample_or_from_the_number_that_was_given() {
+    let flip = r#"{"step": "ToImage"}, {"step": "CenterCrop", "size": [2, 2]},
+        {"step": "RandomHorizontalFlip", "p": 0.5}"#;
+    let of = |numbers: Vec<u64>| {
+        let (_, memory) = photographs(&[], Fused { numbers, ..fused(flip) }).unwrap();
+        let mirrored = |i: usize| memory[0][4 * i] != middle(i)[0];
+        (0..10).map(mirrored).collect::<Vec<_>>()
+    };
+    let own = of(Vec::new());
+    assert_eq!(of((0..10).collect()), own);
+    assert!(own.contains(&true) && own.contains(&false));
+    let same = of(vec![7; 10]);
+    assert!(same.iter().all(|mirrored| *mirrored == own[7]));
 }

@@ -70,6 +70,10 @@ pub struct StoreStats {
     pub dropped: u64,
     pub loads: u64,
     pub load_nanos: u64,
+    /// Samples that a program's own function changed as they were handed out.
+    pub transforms: u64,
+    /// Nanoseconds that took.
+    pub transform_nanos: u64,
     pub too_large: u64,
     pub evicted: u64,
     pub unsupported: u64,
@@ -301,6 +305,12 @@ impl RecordStore {
         self.learn(took);
     }
 
+    /// Counts samples that a program's own function changed.
+    pub fn note_transforms(&self, samples: u64, took: Duration) {
+        self.counters().add(Count::Transforms, samples);
+        self.counters().add(Count::TransformNanos, took.as_nanos() as u64);
+    }
+
     /// Counts samples that cannot be stored.
     pub fn note_unsupported(&self, samples: u64) {
         self.counters().add(Count::Unsupported, samples);
@@ -324,6 +334,8 @@ impl RecordStore {
             dropped: sum(Count::Dropped),
             loads: sum(Count::Loads),
             load_nanos: sum(Count::LoadNanos),
+            transforms: sum(Count::Transforms),
+            transform_nanos: sum(Count::TransformNanos),
             too_large: sum(Count::TooLarge),
             evicted: sum(Count::Evicted),
             unsupported: sum(Count::Unsupported),

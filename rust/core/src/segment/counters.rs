@@ -51,6 +51,10 @@ pub(crate) enum Count {
     ClusterDropped = 19,
     /// Operations on a server that failed.
     ClusterErrors = 20,
+    /// Samples that a program's own function changed as they were handed out.
+    Transforms = 21,
+    /// Nanoseconds that took.
+    TransformNanos = 22,
 }
 
 /// The counters of a segment.

@@ -208,6 +208,10 @@ pub struct Schema {
     pub needs_pickle: bool,
     /// Whether there are batches of such samples that can be gathered natively.
     pub collatable: bool,
+    /// The same where something makes tensors of their images of PIL.
+    pub fusible: bool,
+    /// Where images say what is beside their pixels, their modes included.
+    pub images_at: Vec<Span>,
     /// Whether all records of a batch must be of one layout.
     pub all_fixed: bool,
     /// Whether there are parts that are no columns of a batch.
@@ -218,6 +222,18 @@ impl Schema {
     /// An error for everything that no encoder can have written.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         parse::parse(bytes)
+    }
+
+    /// Whether batches of both are made of the same parts, but for what is beside the pixels of images.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let common = |schema: &Self| {
+            let mut bytes = schema.bytes.clone();
+            for span in schema.images_at.iter().rev() {
+                bytes.drain(span.at as usize..(span.at + span.len) as usize);
+            }
+            bytes
+        };
+        self.bytes == other.bytes || common(self) == common(other)
     }
 
     /// The bytes of a span of this schema.

@@ -48,6 +48,8 @@ impl<'a> Parser<'a> {
         if self.left() > 0 {
             return Err("bytes follow its end");
         }
+        self.made.fusible = self.made.collatable;
+        self.made.collatable &= self.made.images_at.is_empty();
         Ok(self.made)
     }
 
@@ -250,9 +252,13 @@ impl<'a> Parser<'a> {
             }
             Kind::Image => {
                 deeper(depth)?;
+                let at = self.at as u32;
                 node.entry = self.image()?;
-                self.made.collatable = false;
-                self.children(1, depth, true)?;
+                self.beside(|parser| parser.children(1, depth, true))?;
+                if !self.apart {
+                    let len = self.at as u32 - at;
+                    self.made.images_at.push(Span { at, len });
+                }
             }
             Kind::Tuple | Kind::List => {
                 node.count = self.child_count(depth)?;
@@ -330,10 +336,15 @@ impl<'a> Parser<'a> {
             return Err("an object that is stacked begins with a tensor");
         }
         self.children(1, depth, false)?;
+        self.made.has_rest |= node.count > 1;
+        self.beside(|parser| parser.children(node.count - 1, depth, false))
+    }
+
+    /// Parts that are no column of a batch, whatever they are, but for pickles.
+    fn beside(&mut self, parts: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         let (collatable, apart) = (self.made.collatable, self.apart);
         self.apart = true;
-        self.made.has_rest |= node.count > 1;
-        self.children(node.count - 1, depth, false)?;
+        parts(self)?;
         self.apart = apart;
         self.made.collatable = collatable && !self.made.needs_pickle;
         Ok(())

@@ -18,6 +18,8 @@ pub(crate) enum Value {
     Pairs(Vec<(Value, Value)>),
     /// Whether it is stacked, and its parts.
     Object(bool, Vec<Value>),
+    /// Mode, width and height, pixels, and what is kept of its info.
+    Image(&'static str, [u32; 2], Vec<u8>, Option<Box<Value>>),
 }
 
 /// Writes samples as `csrc/codec/encode.cpp` does.
@@ -84,6 +86,7 @@ impl Writer {
             Value::Dict(_) => Kind::Dict,
             Value::Pairs(_) => Kind::Pairs,
             Value::Object(..) => Kind::Object,
+            Value::Image(..) => Kind::Image,
         };
         self.kinds.push(kind);
         self.schema.push(kind as u8);
@@ -131,8 +134,28 @@ impl Writer {
                 self.count(parts.len());
                 parts.iter().for_each(|part| self.value(part));
             }
+            Value::Image(mode, size, pixels, info) => {
+                self.count(mode.len());
+                self.schema.extend(mode.bytes());
+                self.count(0); // no palette
+                self.words.extend(size);
+                self.payloads.push(pixels.clone());
+                match info {
+                    Some(info) => self.value(info),
+                    None => {
+                        self.kinds.push(Kind::Missing);
+                        self.schema.push(Kind::Missing as u8);
+                    }
+                }
+            }
         }
     }
+}
+
+/// A grey image of PIL, and what is beside its pixels.
+pub(crate) fn grey(size: [u32; 2], info: Option<Value>) -> Value {
+    let pixels = (0..size[0] * size[1]).map(|at| at as u8).collect();
+    Value::Image("L", size, pixels, info.map(Box::new))
 }
 
 fn tensors() -> impl Strategy<Value = Value> {
@@ -160,6 +183,8 @@ pub(crate) fn values() -> impl Strategy<Value = Value> {
             proptest::collection::vec((inner.clone(), inner.clone()), 0..4).prop_map(Value::Pairs),
             proptest::collection::vec(inner.clone(), 0..4)
                 .prop_map(|parts| Value::Object(false, parts)),
+            (0u32..4, 0u32..4, inner.clone())
+                .prop_map(|(width, height, info)| grey([width, height], Some(info))),
             (tensors(), proptest::collection::vec(inner, 0..3)).prop_map(|(data, rest)| {
                 Value::Object(true, std::iter::once(data).chain(rest).collect())
             }),
@@ -187,6 +212,29 @@ fn the_bytes_of_a_schema_and_a_record_are_these() {
     assert_eq!(extents, [Extent { at: 16, len: 16 }, Extent { at: 32, len: 2 }]);
     assert!(!parsed.lay_out(&[2, 2], record.len() as u64 + 1, &mut extents));
     assert!(!parsed.lay_out(&[2, 3], record.len() as u64, &mut extents));
+}
+
+#[test]
+fn samples_that_differ_beside_their_pixels_are_alike() {
+    let of = |info: Option<Value>, last: Value| {
+        let sample = Value::Tuple(vec![grey([2, 1], info), last]);
+        Schema::parse(&Writer::encode(&sample).0).unwrap()
+    };
+    let turned = Value::Dict(vec![("exif".into(), Value::Str("up".into()))]);
+    let plain = of(None, Value::Int(3));
+    let with_info = of(Some(turned.clone()), Value::Int(4));
+    assert!(plain != with_info && plain.is_like(&with_info) && with_info.is_like(&plain));
+    assert!(plain.is_like(&plain));
+    assert!(!plain.is_like(&of(None, Value::Bool(true))));
+    assert!(!with_info.is_like(&of(Some(turned.clone()), Value::Str("x".into()))));
+    assert!(!plain.is_like(&Schema::parse(&Writer::encode(&Value::Int(3)).0).unwrap()));
+    // What is beside them is no column, whatever it is.
+    for info in [None, Some(turned), Some(Value::Pairs(vec![]))] {
+        let schema = of(info, Value::Int(3));
+        assert!(schema.fusible && !schema.collatable);
+    }
+    assert!(!of(None, Value::None).fusible);
+    assert!(of(None, Value::Int(1)).nodes.iter().filter(|node| !node.apart).count() == 3);
 }
 
 #[test]

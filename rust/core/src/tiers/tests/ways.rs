@@ -209,7 +209,7 @@ fn pickles_do_not_travel() {
     let safe = [IoSlice::new(&safe), large[0]];
     assert_eq!(acquiring.fill(4, INLINE, &safe).unwrap(), filled(Put::TooLarge, true));
     drop(acquiring);
-    assert_eq!(acquire(&levels, &[3, 4]).next_to_load(), []);
+    assert!(acquire(&levels, &[3, 4]).next_to_load().is_empty());
 }
 
 /// Whoever reads a record imports its classes by the names that are in it.
@@ -243,7 +243,7 @@ fn what_was_not_filled_is_given_back() {
     let number = levels.memory().intern(SCHEMA).unwrap();
     first.fill(2, number, &parts(b"two")).unwrap();
     // Who comes back without a sample does not want to store it.
-    assert_eq!(first.next_to_load(), []);
+    assert!(first.next_to_load().is_empty());
     assert_eq!(first.fill(1, number, &parts(b"late")).unwrap().memory, Put::StoredElsewhere);
     // Nobody is waited for, for who keeps a claim would be.
     let mut second = levels.acquire(&[1, 2, 3], Duration::ZERO);

@@ -1,0 +1,305 @@
+"""Transforms of torchvision, in the words of the native pipeline."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_TORCHVISION = "torchvision.transforms"
+
+# The steps that are fused, as errors and the documentation list them.
+FUSED = (
+    "CenterCrop", "ColorJitter", "Compose", "ConvertImageDtype", "Grayscale", "Identity",
+    "Normalize", "PILToTensor", "Pad", "RGB", "RandomApply", "RandomChoice", "RandomCrop",
+    "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop",
+    "RandomVerticalFlip", "Resize", "ToDtype", "ToImage", "ToPureTensor", "ToTensor",
+)  # fmt: skip
+
+_DTYPES = {
+    torch.uint8: "uint8",
+    torch.float16: "float16",
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+}
+
+Step = dict[str, Any]
+
+
+def steps_of(transform: Any) -> list[Step]:
+    """What it does, step by step; an error that names the first step that cannot be fused."""
+    name = type(transform).__name__
+    if isinstance(transform, (list, tuple)):
+        return [step for each in transform for step in steps_of(each)]
+    if type(transform) in (torch.nn.Identity, torch.nn.Sequential, torch.nn.ModuleList):
+        return [step for each in transform.children() for step in steps_of(each)]
+    known = _KNOWN.get(name) if _is_of_torchvision(transform) else None
+    if known is None:
+        raise TypeError(_refusal(transform, name))
+    return known(transform)
+
+
+def dtype_name(dtype: torch.dtype, of: str) -> str:
+    if dtype not in _DTYPES:
+        raise TypeError(f"{of} is {dtype}, which cannot be fused; {_listed(map(str, _DTYPES))} can")
+    return _DTYPES[dtype]
+
+
+def results_in(transform: Any) -> str:
+    """What comes out: "image" (a tv_tensors.Image), "tensor", or "same" as what goes in."""
+    found = "same"
+    for step in _each(transform):
+        name = type(step).__name__
+        found = {"ToImage": "image", "ToPureTensor": "tensor"}.get(name, found)
+    return found
+
+
+def dtypes_beside(transform: Any) -> dict[Any, Any]:
+    """The dtypes that ToDtype gives what is no image, by its type."""
+    found: dict[Any, Any] = {}
+    for step in _each(transform):
+        if type(step).__name__ == "ToDtype" and isinstance(step.dtype, dict):
+            found.update(step.dtype)
+    return found
+
+
+def shown(transform: Any, indent: str = "  ") -> list[str]:
+    """The steps as people read them."""
+    lines = []
+    for step in _members(transform) or [transform]:
+        name = type(step).__name__
+        inner = _members(step)
+        if inner is None:
+            lines.append(f"{indent}{step!r}")
+        elif name in ("Compose", "Sequential", "list", "tuple"):
+            lines.extend(shown(step, indent))
+        else:
+            p = f"p={step.p}"
+            lines.append(f"{indent}{name}({p})")
+            lines.extend(shown(list(inner), indent + "  "))
+    return lines
+
+
+def _each(transform: Any) -> list[Any]:
+    members = _members(transform)
+    if members is None:
+        return [transform]
+    return [step for member in members for step in _each(member)]
+
+
+def _members(transform: Any) -> list[Any] | None:
+    if isinstance(transform, (list, tuple)):
+        return list(transform)
+    if isinstance(transform, (torch.nn.Sequential, torch.nn.ModuleList)):
+        return list(transform)
+    inner = getattr(transform, "transforms", None)
+    return list(inner) if isinstance(inner, (list, tuple, torch.nn.ModuleList)) else None
+
+
+def _is_of_torchvision(transform: Any) -> bool:
+    """One of its own classes; what a subclass does instead, nobody knows."""
+    return type(transform).__module__.startswith(_TORCHVISION)
+
+
+def _is_first_version(transform: Any) -> bool:
+    return not type(transform).__module__.startswith(f"{_TORCHVISION}.v2")
+
+
+def _refusal(transform: Any, name: str) -> str:
+    kinds = [
+        kind.__name__ for kind in type(transform).__mro__[1:] if _is_of_torchvision_class(kind)
+    ]
+    if kinds and kinds[0] not in ("Transform", "_RandomApplyTransform"):
+        name = f"{name}, a subclass of {kinds[0]},"
+    return (
+        f"{name} cannot be fused; give it as batch_transform= of the DataLoader, where it gets "
+        "whole batches, or do what it does in the dataset, if it is not random. "
+        f"These can be: {', '.join(FUSED)}"
+    )
+
+
+def _is_of_torchvision_class(kind: type) -> bool:
+    return kind.__module__.startswith(_TORCHVISION)
+
+
+def _listed(words: Any) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}"
+
+
+def _pair(size: Any) -> list[int]:
+    """Height and width."""
+    if isinstance(size, (int, float)):
+        return [int(size)] * 2
+    sides = [int(side) for side in size]
+    return sides * 2 if len(sides) == 1 else sides
+
+
+def _padding(padding: Any) -> list[int]:
+    """Left, top, right and bottom."""
+    sides = [padding] if isinstance(padding, int) else [int(side) for side in padding]
+    sides = sides * 4 if len(sides) == 1 else sides * 2 if len(sides) == 2 else sides
+    if any(side < 0 for side in sides):
+        raise ValueError(
+            f"Pad(padding={padding}) crops, which is not fused: use CenterCrop or RandomCrop"
+        )
+    return sides
+
+
+def _fill(transform: Any) -> tuple[list[float], float | None]:
+    """That of images, and that of masks, if it is one number."""
+    fill = transform.fill
+    image: Any = fill
+    mask: Any = fill
+    if isinstance(fill, dict):
+        vision: Any = sys.modules["torchvision.tv_tensors"]
+        others = fill.get("others", 0)
+        image = next((fill[kind] for kind in (vision.Image, torch.Tensor) if kind in fill), others)
+        mask = fill.get(vision.Mask, others)
+    image = 0 if image is None else image
+    mask = 0 if mask is None else mask
+    values = [float(image)] if isinstance(image, (int, float)) else [float(v) for v in image]
+    return values, float(mask) if isinstance(mask, (int, float)) else None
+
+
+def _filter(transform: Any) -> str:
+    given = transform.interpolation
+    value = {2: "bilinear", 3: "bicubic"}.get(given, given) if isinstance(given, int) else given
+    value = str(getattr(value, "value", value))
+    if value not in ("bilinear", "bicubic"):
+        raise ValueError(
+            f"{type(transform).__name__}(interpolation={value!r}) cannot be fused: bilinear and "
+            "bicubic can be"
+        )
+    return value
+
+
+def _range(name: str, values: Sequence[float]) -> list[float]:
+    found = [float(value) for value in values]
+    if not all(map(math.isfinite, found)):
+        raise ValueError(f"{name} is {values}; two numbers are needed")
+    return found
+
+
+def _random_crop(t: Any) -> Step:
+    fill, mask_fill = _fill(t)
+    padding = t.padding
+    if padding is not None and _is_first_version(t):
+        padding = _padding(padding)
+    elif padding is not None:  # v2 has it as torch's pad takes it
+        left, right, top, bottom = padding
+        padding = _padding([left, top, right, bottom])
+    return {
+        "size": _pair(t.size), "padding": padding, "pad_if_needed": bool(t.pad_if_needed),
+        "fill": fill, "mask_fill": mask_fill, "padding_mode": t.padding_mode,
+    }  # fmt: skip
+
+
+def _pad(t: Any) -> Step:
+    fill, mask_fill = _fill(t)
+    return {
+        "padding": _padding(t.padding), "fill": fill, "mask_fill": mask_fill,
+        "padding_mode": t.padding_mode,
+    }  # fmt: skip
+
+
+def _resize(t: Any) -> Step:
+    size = [] if t.size is None else [t.size] if isinstance(t.size, int) else list(t.size)
+    return {
+        "size": [int(side) for side in size], "max_size": t.max_size,
+        "filter": _filter(t), "antialias": bool(t.antialias),
+    }  # fmt: skip
+
+
+def _resized_crop(t: Any) -> Step:
+    return {
+        "size": _pair(t.size), "scale": _range("scale", t.scale), "ratio": _range("ratio", t.ratio),
+        "filter": _filter(t), "antialias": bool(t.antialias),
+    }  # fmt: skip
+
+
+def _to_dtype(t: Any) -> list[Step]:
+    dtype, scale = t.dtype, bool(getattr(t, "scale", True))  # ConvertImageDtype always scales
+    if isinstance(dtype, dict):
+        vision: Any = sys.modules["torchvision.tv_tensors"]
+        kinds = (vision.Image, torch.Tensor, "others")
+        found = [dtype[kind] for kind in kinds if kind in dtype]
+        if not found:
+            raise ValueError(
+                'ToDtype: No dtype was specified for type tv_tensors.Image; you can use "others" '
+                "as a catch-all key"
+            )
+        dtype = found[0]
+    if dtype is None:
+        return []
+    name = dtype_name(dtype, "the dtype of ToDtype")
+    return [{"step": "ToDtype", "dtype": name, "scale": scale}]
+
+
+def _erasing(t: Any) -> Step:
+    value = None if t.value is None or t.value == "random" else t.value
+    if value is not None:
+        value = [float(value)] if isinstance(value, (int, float)) else [float(v) for v in value]
+    return {
+        "p": float(t.p), "scale": _range("scale", t.scale), "ratio": _range("ratio", t.ratio),
+        "value": value,
+    }  # fmt: skip
+
+
+def _jitter(t: Any) -> Step:
+    def span(name: str) -> list[float] | None:
+        value = getattr(t, name)
+        return None if value is None else _range(name, value)
+
+    return {name: span(name) for name in ("brightness", "contrast", "saturation", "hue")}
+
+
+def _choice(t: Any) -> Step:
+    # The first version of torchvision takes them as weights, too.
+    p = t.p if t.p is not None else [1.0] * len(t.transforms)
+    steps = [{"step": "Compose", "steps": steps_of(each)} for each in t.transforms]
+    return {"steps": steps, "p": [float(each) for each in p]}
+
+
+def _one(arguments: Callable[[Any], Step]) -> Callable[[Any], list[Step]]:
+    return lambda t: [{"step": type(t).__name__, **arguments(t)}]
+
+
+def _plain(t: Any) -> Step:
+    return {}
+
+
+def _chance(t: Any) -> Step:
+    return {"p": float(t.p)}
+
+
+_KNOWN: dict[str, Callable[[Any], list[Step]]] = {
+    "CenterCrop": _one(lambda t: {"size": _pair(t.size)}),
+    "ColorJitter": _one(_jitter),
+    "Compose": lambda t: steps_of(list(t.transforms)),
+    "ConvertImageDtype": _to_dtype,
+    "Grayscale": _one(lambda t: {"num_output_channels": int(t.num_output_channels)}),
+    "Identity": lambda t: [],
+    "Normalize": _one(
+        lambda t: {"mean": [float(v) for v in t.mean], "std": [float(v) for v in t.std]}
+    ),
+    "PILToTensor": _one(lambda t: {"v1": _is_first_version(t)}),
+    "Pad": _one(_pad),
+    "RGB": _one(_plain),
+    "RandomApply": _one(lambda t: {"steps": steps_of(list(t.transforms)), "p": float(t.p)}),
+    "RandomChoice": _one(_choice),
+    "RandomCrop": _one(_random_crop),
+    "RandomErasing": _one(_erasing),
+    "RandomGrayscale": _one(_chance),
+    "RandomHorizontalFlip": _one(_chance),
+    "RandomResizedCrop": _one(_resized_crop),
+    "RandomVerticalFlip": _one(_chance),
+    "Resize": _one(_resize),
+    "ToDtype": _to_dtype,
+    "ToImage": _one(_plain),
+    "ToPureTensor": lambda t: [],
+    "ToTensor": _one(lambda t: {"v1": _is_first_version(t)}),
+}

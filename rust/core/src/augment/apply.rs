@@ -1,0 +1,374 @@
+//! One row, written as its parameters say.
+//!
+//! Crops and flips move the view; types and means wait in a chain; what cannot be put off is done into
+//! one of two buffers, of which the view then is. The last pass does all that waits.
+#![allow(unsafe_code)] // images in memory that others may write to, and rows that are raw memory
+
+use super::colour::Planes;
+use super::draw::{Drawn, Op};
+use super::finish::{Erased, Kept, Target, finish};
+use super::image::{DType, Image, State};
+use super::kernels::Level;
+use super::pad::pad;
+use super::points::Point;
+use super::resize::{resize, takes};
+use super::view::View;
+use crate::error::{Error, Kind, Result};
+use crate::fault::{Fault, active};
+use fast_image_resize::Resizer;
+use std::cell::RefCell;
+
+/// What one thread needs beside the image and the row: buffers that are used again.
+pub struct Scratch {
+    resizer: Resizer,
+    buffers: [Buffer; 2],
+    rows: Rows,
+}
+
+impl Scratch {
+    /// Empty; it grows with what is done.
+    pub fn new() -> Self {
+        Self::at(Level::here())
+    }
+
+    /// That of this thread.
+    pub fn here<T>(act: impl FnOnce(&mut Self) -> T) -> T {
+        thread_local! {
+            static OF_THREAD: RefCell<Scratch> = RefCell::new(Scratch::new());
+        }
+        OF_THREAD.with(|scratch| match scratch.try_borrow_mut() {
+            Ok(mut scratch) => act(&mut scratch),
+            Err(_) => act(&mut Self::new()), // called from within itself
+        })
+    }
+
+    pub(super) fn at(level: Level) -> Self {
+        let mut resizer = Resizer::new();
+        if level == Level::Plain {
+            // SAFETY: every processor has what is needed for none.
+            unsafe { resizer.set_cpu_extensions(fast_image_resize::CpuExtensions::None) };
+        }
+        let rows = Rows {
+            level,
+            kept: Kept::default(),
+            bytes: Buffer::default(),
+            spare: Buffer::default(),
+            numbers: Vec::new(),
+        };
+        Self { resizer, buffers: Default::default(), rows }
+    }
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Bytes at an address that suits numbers.
+#[derive(Default)]
+struct Buffer(Vec<u64>);
+
+impl Buffer {
+    fn bytes(&mut self, len: usize) -> &mut [u8] {
+        if self.0.len() * 8 < len {
+            self.0.resize(len.div_ceil(8), 0);
+        }
+        // SAFETY: a u64 is eight bytes, of any value.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
+    }
+
+    fn floats(&mut self, len: usize) -> &mut [f32] {
+        let bytes = self.bytes(len * 4);
+        // SAFETY: aligned for u64, and of any value.
+        unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), len) }
+    }
+}
+
+/// What passes over rows need.
+pub(super) struct Rows {
+    pub level: Level,
+    pub kept: Kept,
+    bytes: Buffer,
+    spare: Buffer,
+    numbers: Vec<f32>,
+}
+
+impl Rows {
+    pub fn with_kept(&mut self, len: usize) -> (&mut Kept, &mut [u8], &mut [u8], &mut [f32]) {
+        if self.numbers.len() < len {
+            self.numbers.resize(len, 0.0);
+        }
+        (&mut self.kept, self.bytes.bytes(len), self.spare.bytes(len), &mut self.numbers[..len])
+    }
+
+    /// Room for a row of so many bytes, or values: twice in bytes, once in numbers.
+    pub fn lines(&mut self, len: usize) -> (&mut [u8], &mut [u8], &mut [f32]) {
+        let (_, bytes, spare, numbers) = self.with_kept(len);
+        (bytes, spare, numbers)
+    }
+}
+
+/// A row in the making.
+struct Work<'a> {
+    scratch: &'a mut Scratch,
+    view: View,
+    /// Of what the chain makes of the view.
+    dtype: DType,
+    chain: Vec<Point>,
+    erased: Vec<Erased>,
+    /// The buffer that the view is of, all of it, plane by plane; none if it is of the image, or a part.
+    whole: Option<usize>,
+    /// The buffer that is free.
+    free: usize,
+}
+
+/// Writes a row.
+///
+/// # Safety
+/// The image must be readable as its shape says, and `to` valid for writes of all of the row; nobody
+/// else's, and aligned for its type.
+pub(super) unsafe fn apply(
+    drawn: &Drawn,
+    image: &Image,
+    to: *mut u8,
+    dtype: DType,
+    channels_last: bool,
+    scratch: &mut Scratch,
+) -> Result<()> {
+    let before = State::of(&image.shape)?;
+    if before != drawn.before {
+        return Err(Error::new(Kind::State, "parameters of a row are used for another image"));
+    }
+    if !(to as usize).is_multiple_of(dtype.bytes()) {
+        return Err(Error::new(Kind::State, "a row is at an address that does not suit its type"));
+    }
+    let mut work = Work {
+        view: View::of(image, &before),
+        dtype: before.dtype,
+        chain: Vec::new(),
+        erased: Vec::new(),
+        whole: None,
+        free: 0,
+        scratch,
+    };
+    for op in &drawn.ops {
+        // SAFETY: by the caller's promise.
+        unsafe { work.step(op)? };
+    }
+    if dtype != work.dtype {
+        work.chain.push(Point::To { dtype, scale: false });
+    }
+    debug_assert_eq!(work.view.values(), drawn.after.values());
+    let target = Target { to, dtype, pixels: channels_last };
+    // SAFETY: the row has room for the values of the view: both are what `drawn.after` says.
+    unsafe { finish(&work.view, &work.chain, &work.erased, target, &mut work.scratch.rows) };
+    Ok(())
+}
+
+impl Work<'_> {
+    /// # Safety
+    /// The image must be readable.
+    unsafe fn step(&mut self, op: &Op) -> Result<()> {
+        if let Some(point) = Point::of(op) {
+            if let Op::ToDtype { dtype, .. } = op {
+                self.dtype = *dtype;
+            }
+            self.chain.push(point);
+            return Ok(());
+        }
+        // What was erased is at its place only while nothing moves.
+        let moves = !matches!(op, Op::Erase { .. }) && !active(Fault::LeaveErased);
+        if moves && !self.erased.is_empty() {
+            // SAFETY: by the caller's promise.
+            unsafe { self.settle() };
+        }
+        match op {
+            Op::Crop { top, left, height, width } => {
+                self.view = self.view.crop(*top, *left, *height, *width)?;
+                self.whole = None;
+            }
+            Op::HorizontalFlip => {
+                self.view = self.view.mirrored();
+                self.whole = None;
+            }
+            Op::VerticalFlip => {
+                self.view = self.view.upside_down();
+                self.whole = None;
+            }
+            Op::Erase { i, j, h, w, v, key } => {
+                let [top, left, height, width] = [i, j, h, w].map(|side| *side as usize);
+                if top + height > self.view.height || left + width > self.view.width {
+                    return Err(Error::new(
+                        Kind::State,
+                        "what is erased lies outside of its image",
+                    ));
+                }
+                self.erased.push(Erased {
+                    top,
+                    left,
+                    height,
+                    width,
+                    values: v.clone(),
+                    key: *key,
+                    after: self.chain.len(),
+                    dtype: self.dtype,
+                });
+            }
+            Op::Pad { padding, fill, padding_mode, .. } => {
+                // SAFETY: by the caller's promise, here and below.
+                unsafe { self.unchain() };
+                let [left, top, right, bottom] = padding.map(|side| side as usize);
+                let view = self.view;
+                let (height, width) = (view.height + top + bottom, view.width + left + right);
+                let bytes = view.channels * height * width * view.item;
+                let Scratch { buffers, rows, .. } = &mut *self.scratch;
+                let level = rows.level;
+                let (row, _, _) = rows.lines(view.channels * view.width * view.item);
+                let to = buffers[self.free].bytes(bytes);
+                // SAFETY: as above.
+                unsafe { pad(&view, *padding, fill, *padding_mode, to, row, level) };
+                let made = View::planar(to.as_ptr(), view.item, view.channels, height, width);
+                self.take(made);
+            }
+            Op::Resize { height, width, interpolation, antialias } => {
+                // SAFETY: by the caller's promise.
+                unsafe { self.unchain() };
+                // Resized and then mirrored is the same as mirrored and then resized.
+                let (mirrored, upside_down) = (self.view.pixel < 0, self.view.row < 0);
+                if mirrored {
+                    self.view = self.view.mirrored();
+                }
+                if upside_down {
+                    self.view = self.view.upside_down();
+                }
+                if !takes(&self.view) {
+                    // SAFETY: by the caller's promise.
+                    unsafe { self.settle() };
+                }
+                let view = self.view;
+                let (height, width) = (*height as usize, *width as usize);
+                let bytes = view.channels * height * width * view.item;
+                let Scratch { buffers, resizer, .. } = &mut *self.scratch;
+                let to = buffers[self.free].bytes(bytes);
+                // SAFETY: by the caller's promise.
+                let made = unsafe {
+                    resize(resizer, &view, (height, width), *interpolation, *antialias, to)?
+                };
+                self.take(made);
+                if mirrored || upside_down || !made.has_plain_rows() {
+                    self.whole = None;
+                }
+                if mirrored {
+                    self.view = self.view.mirrored();
+                }
+                if upside_down {
+                    self.view = self.view.upside_down();
+                }
+            }
+            Op::Grayscale { channels, pil } => {
+                if self.view.channels == 3 {
+                    let level = self.scratch.rows.level;
+                    // SAFETY: by the caller's promise.
+                    let (planes, len) = unsafe { self.planes() };
+                    planes.grey(len, *pil, level);
+                    self.view.channels = 1;
+                }
+                if *channels == 3 {
+                    (self.view.channels, self.view.plane) = (3, 0); // the one three times
+                    self.whole = None;
+                }
+            }
+            Op::Brightness { factor, pil } => {
+                let level = self.scratch.rows.level;
+                // SAFETY: by the caller's promise.
+                let (planes, _) = unsafe { self.planes() };
+                planes.brightness(*factor, *pil, level);
+            }
+            Op::Contrast { factor, pil } => {
+                let level = self.scratch.rows.level;
+                // SAFETY: by the caller's promise.
+                let (planes, len) = unsafe { self.planes() };
+                planes.contrast(len, *factor, *pil, level);
+            }
+            Op::Saturation { factor, pil } => {
+                let level = self.scratch.rows.level;
+                // SAFETY: by the caller's promise.
+                let (planes, len) = unsafe { self.planes() };
+                planes.saturation(len, *factor, *pil, level);
+            }
+            Op::Hue { factor, pil } => {
+                let level = self.scratch.rows.level;
+                // SAFETY: by the caller's promise.
+                let (planes, len) = unsafe { self.planes() };
+                planes.hue(len, *factor, *pil, level);
+            }
+            Op::ToDtype { .. } | Op::Normalize { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// The view is now of the buffer that was free, all of it.
+    fn take(&mut self, made: View) {
+        self.view = made;
+        self.whole = Some(self.free);
+        self.free = 1 - self.free;
+    }
+
+    /// Does what waits in the chain, if anything does.
+    ///
+    /// # Safety
+    /// The image must be readable.
+    unsafe fn unchain(&mut self) {
+        if !self.chain.is_empty() {
+            // SAFETY: by the caller's promise.
+            unsafe { self.settle() };
+        }
+    }
+
+    /// Does all that waits, into the buffer that is free, plane by plane.
+    ///
+    /// # Safety
+    /// The image must be readable.
+    unsafe fn settle(&mut self) {
+        let dtype = if self.dtype.is_float() { DType::Float32 } else { DType::UInt8 };
+        let view = self.view;
+        let Scratch { buffers, rows, .. } = &mut *self.scratch;
+        let to = buffers[self.free].bytes(view.values() * dtype.bytes()).as_mut_ptr();
+        let target = Target { to, dtype, pixels: false };
+        // SAFETY: by the caller's promise; the buffer has room, and is not the one that is read.
+        unsafe { finish(&view, &self.chain, &self.erased, target, rows) };
+        let made = View::planar(to, dtype.bytes(), view.channels, view.height, view.width);
+        self.chain.clear();
+        self.erased.clear();
+        if self.dtype != dtype {
+            // They are of the narrower type still; what follows is calculated in it.
+            self.chain.push(Point::To { dtype: self.dtype, scale: false });
+        }
+        self.take(made);
+    }
+
+    /// All values, in a buffer of ours, plane by plane, and how many a plane has.
+    ///
+    /// # Safety
+    /// The image must be readable.
+    unsafe fn planes(&mut self) -> (Planes<'_>, usize) {
+        // SAFETY: by the caller's promise.
+        unsafe { self.unchain() };
+        let which = match self.whole {
+            Some(which) => which,
+            None => {
+                // SAFETY: as above.
+                unsafe { self.settle() };
+                1 - self.free
+            }
+        };
+        let len = self.view.height * self.view.width;
+        let buffer = &mut self.scratch.buffers[which];
+        let planes = match self.view.is_float() {
+            true => Planes::Floats(buffer.floats(self.view.values())),
+            false => Planes::Bytes(buffer.bytes(self.view.values())),
+        };
+        (planes, len)
+    }
+}

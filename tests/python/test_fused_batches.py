@@ -1,0 +1,487 @@
+"""Batches whose images a fused pipeline makes: the same whoever makes them, in the trainer and in
+workers, from memory, from disk and of what was just loaded."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import stocache
+import torch
+from PIL import Image
+from sources import INDEX, Fixed
+from stocache._dataset.augmenting import Fusing
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Subset
+
+v2 = pytest.importorskip("torchvision.transforms.v2")
+tv_tensors = pytest.importorskip("torchvision.tv_tensors")
+
+LENGTH = 26
+SIDE = 20
+SEED = 11
+EPOCHS = 2
+
+
+def pixels(i, height=SIDE, width=SIDE):
+    generator = torch.Generator().manual_seed(i)
+    return torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=generator)
+
+
+def photograph(i, varying=True):
+    """A PIL image; of one in three it is said which way up it is, of others in which colours."""
+    height, width = (SIDE + i % 5, SIDE + i % 3) if varying else (SIDE, SIDE)
+    image = Image.fromarray(pixels(i, height, width).permute(1, 2, 0).numpy())
+    if i % 3 == 0:
+        image.info["icc_profile"] = b"p" * i
+    if i % 3 == 1:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        image.info["exif"] = exif.tobytes()
+    return image
+
+
+def samples(kind="tensor"):
+    of = {
+        "tensor": pixels,
+        "image": lambda i: tv_tensors.Image(pixels(i)),
+        "PIL": photograph,
+        "array": lambda i: pixels(i).permute(1, 2, 0).contiguous().numpy(),
+        "varying": lambda i: pixels(i, SIDE + i % 5, SIDE + i % 3),
+    }[kind]
+    return Fixed([{"image": of(i), "label": i, "name": f"{i}"} for i in range(LENGTH)])
+
+
+def transform(*more):
+    return v2.Compose(
+        [
+            v2.ToImage(),
+            v2.RandomResizedCrop(8, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize([0.5] * 3, [0.25] * 3),
+            *more,
+        ]
+    )
+
+
+def expected(pipeline, source, epoch, seed=SEED):
+    """Every image of an epoch, made by itself."""
+    return {i: pipeline.apply(source[i], seed, epoch, i)["image"] for i in range(LENGTH)}
+
+
+def seen(loader):
+    """Every image of an epoch, by its label."""
+    found = {}
+    for batch in loader:
+        for row, label in enumerate(batch["label"].tolist()):
+            assert label not in found and batch["name"][row] == str(label)
+            found[label] = batch["image"][row].clone()
+    return found
+
+
+def differ(one, other):
+    """The labels of images that are not the same."""
+    if one.keys() != other.keys():
+        return sorted(one.keys() ^ other.keys())
+    return [label for label, image in one.items() if not torch.equal(image, other[label])]
+
+
+def make(cached, share, pipeline, kind="tensor", **options):
+    """A cache of which this share is in memory; the rest does not fit."""
+    source = samples(kind)
+    room = {"all": "8MiB", "some": INDEX + LENGTH // 2 * 1350, "none": INDEX + 64}[share]
+    dataset = cached(source, room, transform=pipeline, fingerprint="x", **options)
+    if share != "none":
+        for i in range(LENGTH):
+            dataset._stocache.get(i, False)
+        filled = dataset.stats().filled
+        assert filled == LENGTH if share == "all" else LENGTH // 4 < filled < LENGTH
+    return source, dataset
+
+
+@pytest.fixture
+def natively(monkeypatch):
+    """No sample is made by itself, in this process and in those that it forks."""
+
+    def refuse(*_):
+        raise AssertionError("a sample was made by itself")
+
+    monkeypatch.setattr(Fusing, "sample", refuse)
+
+
+# --- the same images, whoever makes them ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", ["all", "some", "none"])
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_images_are_those_of_their_seed_epoch_and_index(cached, share, workers):
+    pipeline = stocache.fuse(transform())
+    source, dataset = make(cached, share, pipeline)
+    torch.manual_seed(SEED)
+    loader = stocache.DataLoader(dataset, 5, shuffle=True, num_workers=workers)
+    for epoch in range(EPOCHS):
+        assert differ(seen(loader), expected(pipeline, source, epoch)) == []
+
+
+def test_a_transform_that_draws_is_not_the_same_with_other_workers(cached):
+    """The control: what is compared above differs where random numbers come one after the other."""
+    found = []
+    for workers in (0, 2):
+        _, dataset = make(cached, "all", transform())
+        torch.manual_seed(SEED)
+        found.append(seen(stocache.DataLoader(dataset, 5, shuffle=True, num_workers=workers)))
+    assert len(differ(*found)) > LENGTH // 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_make_what_one_rank_would(cached, workers):
+    pipeline = stocache.fuse(transform())
+    for ranks in (1, 2):
+        source, dataset = make(cached, "some", pipeline)
+        torch.manual_seed(SEED)
+        found = {}
+        for rank in range(ranks):
+            sampler = DistributedSampler(dataset, ranks, rank)
+            loader = stocache.DataLoader(dataset, 5, sampler=sampler, num_workers=workers)
+            for epoch in (3, 4):
+                sampler.set_epoch(epoch)
+                found |= {(epoch, label): image for label, image in seen(loader).items()}
+        for epoch in (3, 4):
+            every = {label: image for (of, label), image in found.items() if of == epoch}
+            assert differ(every, expected(pipeline, source, epoch)) == []
+
+
+@pytest.mark.parametrize("kind", ["tensor", "image", "PIL", "array", "varying"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_of_every_kind_are_gathered(cached, kind, workers, natively):
+    pipeline = stocache.fuse(transform())
+    source, dataset = make(cached, "all", pipeline, kind)
+    torch.manual_seed(SEED)
+    loader = stocache.DataLoader(dataset, 5, shuffle=True, num_workers=workers)
+    found = seen(loader)
+    for i in range(LENGTH):
+        image, numbers = source[i]["image"], (SEED, 0, i)
+        made = pipeline.apply(image, *numbers)
+        assert torch.equal(found[i], made.as_subclass(torch.Tensor)), i
+
+
+@pytest.mark.parametrize("kind", ["tensor", "PIL"])
+def test_what_workers_load_is_made_by_the_trainer(cached, kind, natively):
+    pipeline = stocache.fuse(transform())
+    source, dataset = make(cached, "none", pipeline, kind)
+    torch.manual_seed(SEED)
+    found = seen(stocache.DataLoader(dataset, 5, num_workers=2))
+    for i in range(LENGTH):
+        made = pipeline.apply(source[i]["image"], SEED, 0, i)
+        assert torch.equal(found[i], made.as_subclass(torch.Tensor)), i
+
+
+def test_batches_and_single_samples_are_the_same(cached):
+    pipeline = stocache.fuse(transform())
+    source, dataset = make(cached, "some", pipeline)
+    torch.manual_seed(SEED)
+    pipeline.set_epoch(7)
+    want = expected(pipeline, source, 7)
+    indices = [3, 1, 25, 14]
+    batch = dataset.batches[indices]
+    assert all(torch.equal(batch["image"][k], want[i]) for k, i in enumerate(indices))
+    for found in (dataset.__getitems__(indices), dataset[indices], [dataset[i] for i in indices]):
+        assert all(torch.equal(found[k]["image"], want[i]) for k, i in enumerate(indices))
+    for workers in (0, 2):
+        for collate in (stocache.collate, None):
+            loader = DataLoader(dataset, 5, num_workers=workers, collate_fn=collate)
+            assert differ(seen(loader), want) == []
+
+
+def test_a_subset_and_a_concatenation_have_the_numbers_of_what_is_under_them(cached, natively):
+    pipeline = stocache.fuse(transform())
+    source, dataset = make(cached, "all", pipeline)
+    torch.manual_seed(SEED)
+    want = expected_natively(pipeline, source)
+    chosen = Subset(dataset, list(range(5, 15)))
+    found = seen(stocache.DataLoader(chosen, 4, num_workers=2))
+    assert differ(found, {label: want[label] for label in range(5, 15)}) == []
+    joined = ConcatDataset([chosen, Subset(dataset, list(range(15, 20)))])
+    found = seen(stocache.DataLoader(joined, 4))
+    assert differ(found, {label: want[label] for label in range(5, 20)}) == []
+
+
+def expected_natively(pipeline, source):
+    return {
+        i: pipeline.apply(source[i]["image"], SEED, 0, i).as_subclass(torch.Tensor)
+        for i in range(LENGTH)
+    }
+
+
+def test_rows_from_disk_are_made_as_those_in_memory(cached, tmp_path, natively):
+    pipeline = stocache.fuse(transform())
+    source = samples()
+    dataset = cached(
+        source, INDEX + 64, disk="16MiB", disk_path=tmp_path, transform=pipeline, fingerprint="x"
+    )
+    dataset.warm(progress=False)
+    assert dataset.flush() and dataset.stats().disk.filled == LENGTH
+    torch.manual_seed(SEED)
+    for workers in (0, 2):
+        found = seen(stocache.DataLoader(dataset, 5, num_workers=workers))
+        assert differ(found, expected_natively(pipeline, source)) == []
+
+
+def test_rows_of_a_cache_that_recycles_its_memory_are_the_same(cached):
+    pipeline = stocache.fuse(transform())
+    source = samples()
+    dataset = cached(source, INDEX + 20_000, transform=pipeline, fingerprint="x", policy="lru")
+    torch.manual_seed(SEED)
+    loader = stocache.DataLoader(dataset, 5, shuffle=True, num_workers=2)
+    for epoch in range(3):
+        assert differ(seen(loader), expected(pipeline, source, epoch)) == []
+
+
+# --- seeds and epochs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers, persistent", [(0, False), (2, False), (2, True)])
+def test_epochs_differ_and_runs_do_not(cached, workers, persistent):
+    runs = []
+    for _ in range(2):
+        _, dataset = make(cached, "some", stocache.fuse(transform()))
+        torch.manual_seed(SEED)
+        loader = stocache.DataLoader(
+            dataset, 5, shuffle=True, num_workers=workers, persistent_workers=persistent
+        )
+        runs.append([seen(loader) for _ in range(3)])
+    for one, other in zip(*runs, strict=True):
+        assert differ(one, other) == []
+    one, two, three = runs[0]
+    assert all(len(differ(*pair)) > LENGTH // 2 for pair in ((one, two), (two, three)))
+
+
+@pytest.mark.parametrize("workers, persistent", [(0, False), (2, False), (2, True)])
+def test_a_stock_loader_makes_no_sample_twice_in_the_same_way(cached, workers, persistent):
+    _, dataset = make(cached, "some", stocache.fuse(transform()))
+    loader = DataLoader(
+        dataset, 5, shuffle=True, num_workers=workers, persistent_workers=persistent
+    )
+    epochs = [seen(loader) for _ in range(3)]
+    for pair in ((0, 1), (1, 2), (0, 2)):
+        assert len(differ(*(epochs[k] for k in pair))) > LENGTH // 2
+
+
+@pytest.mark.parametrize("workers, persistent", [(0, False), (2, False), (2, True)])
+def test_set_epoch_says_which_it_is(cached, workers, persistent):
+    pipeline = stocache.fuse(transform())
+    source, dataset = make(cached, "some", pipeline)
+    torch.manual_seed(SEED)
+    for kind in (stocache.DataLoader, DataLoader):
+        loader = kind(dataset, 5, num_workers=workers, persistent_workers=persistent)
+        for epoch in (5, 2, 9):
+            pipeline.set_epoch(epoch)
+            assert differ(seen(loader), expected(pipeline, source, epoch)) == []
+
+
+def test_a_seed_of_its_own_goes_before_that_of_torch(cached):
+    pipeline = stocache.fuse(transform(), seed=3)
+    source, dataset = make(cached, "all", pipeline)
+    for workers in (0, 1):
+        torch.manual_seed(workers)
+        found = seen(stocache.DataLoader(dataset, 5, num_workers=workers))
+        assert differ(found, expected(pipeline, source, 0, seed=3)) == []
+
+
+def test_torchs_own_random_numbers_stay_what_they_are(cached):
+    """The order and what a program draws meanwhile are those of a loader without a transform."""
+    found = []
+    for pipeline in (None, stocache.fuse(transform())):
+        for workers in (0, 2):
+            _, dataset = make(cached, "some", pipeline)
+            torch.manual_seed(SEED)
+            loader = stocache.DataLoader(dataset, 5, shuffle=True, num_workers=workers)
+            order = [batch["label"].tolist() for _ in range(2) for batch in loader]
+            found.append((order, torch.rand(3).tolist()))
+    assert all(each == found[0] for each in found)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_goes_on_has_its_own_numbers(cached, workers):
+    pipeline = stocache.fuse(transform())
+    source, dataset = make(cached, "some", pipeline)
+
+    def loader():
+        return stocache.DataLoader(dataset, 5, shuffle=True, num_workers=workers)
+
+    torch.manual_seed(SEED)
+    first = loader()
+    seen(first)
+    iterator = iter(first)
+    begun = seen([next(iterator), next(iterator)])
+    state = first.state_dict()
+    del iterator
+    torch.manual_seed(99)
+    second = loader()
+    second.load_state_dict(state)
+    rest = seen(second)
+    assert len(begun) == 10 and not begun.keys() & rest.keys()
+    assert differ(begun | rest, expected(pipeline, source, 1)) == []
+    assert differ(seen(second), expected(pipeline, source, 2)) == []
+    # Between epochs.
+    third = loader()
+    third.load_state_dict(second.state_dict())
+    assert differ(seen(third), expected(pipeline, source, 3)) == []
+
+
+# --- what comes out ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+def test_types_and_layouts_are_as_asked_for(cached, workers, dtype, natively):
+    pipeline = stocache.fuse(transform(), dtype=dtype, memory_format=torch.channels_last)
+    source, dataset = make(cached, "some", pipeline)
+    torch.manual_seed(SEED)
+    for batch in stocache.DataLoader(dataset, 5, num_workers=workers):
+        images = batch["image"]
+        assert images.dtype == (dtype or torch.float32) and images.shape[1:] == (3, 8, 8)
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        for image, label in zip(images, batch["label"].tolist(), strict=True):
+            made = pipeline.apply(source[label]["image"], SEED, 0, label)
+            assert torch.equal(image, made.as_subclass(torch.Tensor))
+
+
+def test_bytes_come_out_for_who_normalises_elsewhere(cached, natively):
+    pipeline = stocache.fuse(v2.Compose([v2.RandomCrop(8), v2.RandomHorizontalFlip()]))
+    source, dataset = make(cached, "all", pipeline)
+    torch.manual_seed(SEED)
+    found = seen(stocache.DataLoader(dataset, 5, num_workers=1))
+    assert {image.dtype for image in found.values()} == {torch.uint8}
+    assert differ(found, expected_natively(pipeline, source)) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_function_of_batches_comes_after(cached, workers):
+    def doubled(batch):
+        batch["image"] = batch["image"] * 2
+        return batch
+
+    pipeline = stocache.fuse(transform())
+    source, dataset = make(cached, "some", pipeline)
+    torch.manual_seed(SEED)
+    loader = stocache.DataLoader(dataset, 5, num_workers=workers, batch_transform=doubled)
+    want = {label: image * 2 for label, image in expected(pipeline, source, 0).items()}
+    assert differ(seen(loader), want) == []
+
+
+def test_images_and_masks_of_a_sample_go_together(cached):
+    def sample(i):
+        image = pixels(i)
+        return {
+            "image": tv_tensors.Image(image), "label": i, "name": f"{i}",
+            "mask": tv_tensors.Mask(image[:1]),
+        }  # fmt: skip
+
+    steps = v2.Compose([v2.RandomCrop(8), v2.RandomHorizontalFlip()])
+    dataset = cached(
+        Fixed([sample(i) for i in range(LENGTH)]), transform=stocache.fuse(steps), fingerprint="x"
+    )
+    for _ in range(2):
+        for batch in stocache.DataLoader(dataset, 5, num_workers=2):
+            assert torch.equal(batch["image"][:, :1], batch["mask"])
+
+
+def test_a_batch_that_is_sent_by_a_worker_keeps_its_layout(cached):
+    """Where the trainer does not gather: a worker_init_fn may change anything."""
+    pipeline = stocache.fuse(transform(), memory_format=torch.channels_last)
+    source, dataset = make(cached, "all", pipeline)
+    torch.manual_seed(SEED)
+    loader = stocache.DataLoader(dataset, 5, num_workers=2, worker_init_fn=nothing)
+    for batch in loader:
+        assert batch["image"].is_contiguous(memory_format=torch.channels_last)
+    for batch in loader:
+        for image, label in zip(batch["image"], batch["label"].tolist(), strict=True):
+            made = pipeline.apply(source[label]["image"], SEED, 1, label)
+            assert torch.equal(image, made.as_subclass(torch.Tensor))
+
+
+def nothing(_):
+    pass
+
+
+# --- bad images ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("share", ["all", "none"])
+def test_an_error_names_the_sample_and_nothing_of_its_batch_comes(cached, workers, share):
+    small = {"image": pixels(0, 5, 5), "label": 13, "name": "13"}
+    source = Fixed([small if i == 13 else samples()[i] for i in range(LENGTH)])
+    dataset = cached(
+        source, "8MiB" if share == "all" else INDEX + 64,
+        transform=stocache.fuse(v2.RandomCrop(8)), fingerprint="x",
+    )  # fmt: skip
+    if share == "all":
+        [dataset._stocache.get(i, False) for i in range(LENGTH)]
+    loader = stocache.DataLoader(dataset, 5, num_workers=workers)
+    iterator, labels = iter(loader), []
+    for number in range(6):
+        if number == 2:
+            with pytest.raises(ValueError, match=r"sample 13: .*RandomCrop"):
+                next(iterator)
+            continue
+        labels += next(iterator)["label"].tolist()
+    assert next(iterator, None) is None  # workers end
+    assert labels == [i for i in range(LENGTH) if not 10 <= i < 15]
+
+
+def test_images_that_become_of_several_sizes_are_the_error_of_torch(cached):
+    pipeline = stocache.fuse(v2.RandomHorizontalFlip())
+    _, dataset = make(cached, "all", pipeline, "varying")
+    with pytest.raises(RuntimeError, match="equal size"):
+        seen(stocache.DataLoader(dataset, 5))
+
+
+def test_a_sample_without_an_image_is_an_error_with_its_index(cached):
+    dataset = cached(Fixed([(i, "text") for i in range(8)]), transform=stocache.fuse(transform()))
+    with pytest.raises(TypeError, match=r"sample 0: .*no image"):
+        next(iter(stocache.DataLoader(dataset, 4)))
+
+
+# --- transforms that are functions ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_people_are_told_what_a_slow_transform_takes(capfd, workers):
+    """Its time is that of a transform, whatever that of the machine: the source takes none."""
+    source = Fixed([(pixels(i), i) for i in range(LENGTH)])
+    with stocache.CachedDataset(source, "8MiB", transform=slow) as dataset:
+        [dataset._stocache.get(i, False) for i in range(LENGTH)]
+        for _ in range(2):
+            for _ in stocache.DataLoader(dataset, 5, num_workers=workers):
+                pass
+        stats = dataset.stats()
+    assert stats.transforms == 2 * LENGTH and stats.transform_seconds >= stats.transforms * 0.004
+    assert "s in transform" in str(stats)
+    lines = [line for line in capfd.readouterr().out.splitlines() if "stocache.fuse" in line]
+    assert len(lines) == 1 and "The transform (slow) took" in lines[0]
+
+
+def slow(sample):
+    time.sleep(0.005)
+    return sample
+
+
+def test_nobody_is_told_of_a_transform_that_takes_less_than_loading(capfd):
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):
+            return slow((pixels(i), i))
+
+    with stocache.CachedDataset(Slow(), "8MiB", transform=lambda sample: sample) as dataset:
+        [dataset[i] for _ in range(2) for i in range(8)]
+    assert "stocache.fuse" not in capfd.readouterr().out
+
+
+def test_a_fused_transform_is_not_counted_as_a_function(cached):
+    _, dataset = make(cached, "all", stocache.fuse(transform()))
+    seen(stocache.DataLoader(dataset, 5))
+    assert dataset.stats().transforms == 0
