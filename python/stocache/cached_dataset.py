@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from stocache._sharing.change import check_on_change
 from stocache._sharing.dataset import open_records
 from stocache._sharing.disk import checked, folder_of
 from stocache._sharing.job import caller_of
+from stocache.augment import Pipeline
 from stocache.sizes import huge_pages_word, show_bytes
 
 Sample = TypeVar("Sample", covariant=True)
@@ -225,9 +227,9 @@ class CachedDataset(Dataset[Sample]):
         if type(index) is not int and _is_many(index):
             chosen = _listed(index, self._stocache.length)
             samples = self._stocache.get_many(chosen, transform is not None)
-            return samples if transform is None else _each(transform, samples)
+            return samples if transform is None else self._transformed(samples, chosen)
         sample = self._stocache.get(index, transform is not None)
-        return sample if transform is None else transform(sample)
+        return sample if transform is None else self._transformed([sample], [index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """The samples of a batch; misses are loaded together. A DataLoader calls this."""
@@ -236,7 +238,18 @@ class CachedDataset(Dataset[Sample]):
         transform = vars(self)["transform"]
         if transform is None:
             return self._stocache.get_many(indices, whole=True)
-        return _each(transform, self._stocache.get_many(indices, to_edit=True))
+        indices = list(indices) if hasattr(indices, "__next__") else indices
+        return self._transformed(self._stocache.get_many(indices, to_edit=True), indices)
+
+    def _transformed(self, samples: list[Any], indices: Iterable[Any]) -> list[Any]:
+        """As they are handed out. Not by map(), which a StopIteration of the transform would end
+        without a word."""
+        transform = vars(self)["transform"]
+        if not isinstance(transform, Pipeline):
+            return [transform(sample) for sample in samples]
+        pairs = zip(samples, map(operator.index, indices), strict=True)
+        length = self._stocache.length
+        return [transform(sample, i + length if i < 0 else i) for sample, i in pairs]
 
     def __iter__(self) -> Iterator[Sample]:
         """Ends at the length, or before it where the dataset does, by an IndexError."""
@@ -482,11 +495,6 @@ def _with_progress(loader: Any) -> Any:
     except ImportError:  # a bar is no reason to fail
         return loader
     return tqdm(loader, "warming the cache", unit=" samples")
-
-
-def _each(transform: Callable[[Any], Any], samples: Iterable[Any]) -> list[Any]:
-    # Not by map(), which a StopIteration of the transform would end without a word.
-    return [transform(sample) for sample in samples]
 
 
 def _is_many(index: Any) -> bool:

@@ -482,7 +482,7 @@ def test_a_pipeline_that_is_sent_keeps_the_seed_it_had(run_script):
             torch.manual_seed(17)
             rows = Rows(stocache.fuse(v2.RandomCrop(5)))
             rows.pipeline.set_epoch(2)
-            here = torch.stack(list(rows))
+            here = torch.stack([rows[i] for i in range(6)])
             for workers, how in ((1, "spawn"),):
                 loader = torch.utils.data.DataLoader(
                     rows, 2, num_workers=workers, multiprocessing_context=how)

@@ -284,7 +284,8 @@ impl Work<'_> {
         let to = buffers[self.free].bytes(bytes);
         // SAFETY: as above.
         unsafe { pad(&view, padding, fill, mode, to, row, level) };
-        self.take(View::planar(to.as_ptr(), view.item, view.channels, height, width));
+        let made = View::planar(to.as_ptr(), view.item, view.channels, height, width);
+        self.take(made);
     }
 
     /// # Safety
