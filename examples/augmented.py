@@ -64,7 +64,7 @@ def main() -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, epochs + 1, figsize=(12, 1.8))
+    figure, axes = pyplot.subplots(1, epochs + 1, figsize=(12, 1.65))
     titles = ["the sample", *(f"epoch {epoch}" for epoch in range(epochs))]
     for place, title, image in zip(axes, titles, [landscape(), *shown], strict=True):
         place.imshow(image.permute(1, 2, 0))
