@@ -1,7 +1,7 @@
 """Fused augmentation against its speed targets: one table, exit status 1 if one is missed.
 
-python benches/python/augmentation.py [--only crop resized ...] [--with-ffcv] [--rounds N]
-    [--json PATH]
+python benches/python/augmentation.py [--only crop resized ...] [--with-ffcv]
+    [--with-plot] [--rounds N] [--json PATH]
 
 Every epoch is warm and shuffled. All sides have a stocache.DataLoader with 2 workers that live on:
 where torchvision's transforms run, workers make the batches; where they are fused, this process
@@ -22,10 +22,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import stocache
 import torch
-from measure import Side, Table, Timings, interleave, run, show_seconds
+from measure import Side, Table, Timings, interleave, machine_line, run, show_seconds
 from PIL import Image
 from stocache import CachedDataset
 from torch import Tensor
@@ -40,6 +41,7 @@ BATCH = 256
 WORKERS = 2
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 MIB = 2**20
+PLOT = Path(__file__).resolve().parents[2] / "build" / "augmentation-epoch.png"
 
 paths_made: list[str] = []
 """Of every cache made here, to see at the end that none was left behind."""
@@ -275,34 +277,78 @@ def write_jpegs(folder: Path, count: int) -> None:
         )
 
 
-def epochs(table: Table, progress: tqdm[None], rounds: int) -> None:
-    """What somebody gains who trains on JPEGs: RandomResizedCrop, flip, normalise."""
-    count = 512
-    steps = [v2.ToImage(), *RESIZED, *numbers()]
-    transform = v2.Compose(steps)
+JPEGS = 512
+
+
+def over_jpegs(steps: list[Any], progress: tqdm[None], rounds: int) -> Timings:
+    """What somebody gains who trains on JPEGs: epochs without a cache, with it, and fused."""
+    transform = v2.Compose([v2.ToImage(), *steps])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_jpegs(folder, count)
-        with cached(Folder(folder, count), 375 * 500 * 3 + 64) as ours:
-            plain = DataLoader(
-                Folder(folder, count, transform), 64, shuffle=True, num_workers=WORKERS,
-                persistent_workers=True,
-            )  # fmt: skip
+        write_jpegs(folder, JPEGS)
+        with cached(Folder(folder, JPEGS), 375 * 500 * 3 + 64) as ours:
             loaders: dict[str, Iterable[Any]] = {
-                "plain": plain,
+                "plain": DataLoader(
+                    Folder(folder, JPEGS, transform),
+                    64,
+                    shuffle=True,
+                    num_workers=WORKERS,
+                    persistent_workers=True,
+                ),
                 "cached": loader_of(ours, transform, 64),
                 "fused": loader_of(ours, stocache.fuse(transform), 64),
             }
-            check(loaders["fused"], loaders["cached"], count)
-            sides = {side: epoch(loader, count) for side, loader in loaders.items()}
+            check(loaders["fused"], loaders["cached"], JPEGS)
+            sides = {side: epoch(loader, JPEGS) for side, loader in loaders.items()}
             times = interleave(sides, rounds, progress)
-            del sides, loaders, plain
+            del sides, loaders
             gc.collect()
+    return times
+
+
+def epochs(table: Table, progress: tqdm[None], rounds: int) -> None:
+    times = over_jpegs([*RESIZED, *numbers()], progress, rounds)
     each = {side: show_seconds(times.median(side)) for side in ("plain", "cached", "fused")}
     for side, what in (("cached", "cached"), ("fused", "cached and fused")):
         ratio = times.ratio("plain", side)
         words = f"{ratio:.1f} x  ({each[side]} / {each['plain']})"
-        table.info(f"warm epoch of 512 JPEGs, RandomResizedCrop: {what} / uncached", ratio, words)
+        table.info(f"epoch of {JPEGS} JPEGs, RandomResizedCrop, uncached / {what}", ratio, words)
+
+
+def plot(table: Table, progress: tqdm[None], rounds: int) -> None:
+    """An epoch over JPEGs, without cache, with it, and with it and fused."""
+    mpl.use("Agg")  # there may be no display
+    from matplotlib import pyplot as plt
+
+    pipelines = {
+        "flip, normalise": [v2.CenterCrop(CROP), v2.RandomHorizontalFlip(), *numbers()],
+        "RandomResizedCrop, flip,\nnormalise": [*RESIZED, *numbers()],
+        "the same with\nColorJitter": [*JITTERED, *numbers()],
+    }
+    sides = {"plain": "no cache", "cached": "cached", "fused": "cached, fused"}
+    colours = ("#bbbbbb", "#e0a458", "#1f6f9f")
+    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    for place, steps in enumerate(pipelines.values()):
+        times = over_jpegs(steps, progress, min(rounds, 3))
+        for k, (side, colour) in enumerate(zip(sides, colours, strict=True)):
+            seconds = times.median(side)
+            at = place + 0.27 * (k - 1)
+            axes.bar(at, seconds, 0.25, color=colour, label=None if place else sides[side])
+            words = show_seconds(seconds)
+            axes.annotate(words, (at, seconds), ha="center", va="bottom", fontsize=8)
+    axes.set_xticks(range(len(pipelines)), list(pipelines))
+    axes.set_ylabel("warm epoch (s)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.suptitle(
+        f"Epochs of {JPEGS} JPEGs of 500x375, 2 workers. {machine_line()}",
+        fontsize=8,
+        color="#777777",
+    )
+    PLOT.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PLOT, dpi=150)
+    plt.close(figure)
+    print(f"plot: {PLOT}")
 
 
 # --- beside FFCV --------------------------------------------------------------------------------
@@ -336,9 +382,13 @@ SECTIONS: dict[str, Callable[[Table, Any, int], None]] = {
     "bfloat16": halves,
     "epoch": epochs,
     "ffcv": beside_ffcv,
+    "plot": plot,
 }
 
-EXTRA = {"ffcv": "compare with FFCV as well, which make bench-ffcv installs"}
+EXTRA = {
+    "ffcv": "compare with FFCV as well, which make bench-ffcv installs",
+    "plot": "save a plot of epochs over JPEGs",
+}
 
 
 if __name__ == "__main__":

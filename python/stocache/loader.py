@@ -63,9 +63,13 @@ class DataLoader(compat.Loader):
 
     def _stocache_said(self) -> tuple[int, int | None] | None:
         source = source_of(self.dataset)
-        pipelines = [] if source is None else [part._stocache_pipeline() for part in source.parts]
+        if source is None:
+            return None
+        pipelines = [part._stocache_pipeline() for part in source.parts]
         pipeline = next((each for each in pipelines if each is not None), None)
-        return None if pipeline is None else (seed_of(pipeline), pipeline.epoch)
+        if pipeline is None:
+            return None
+        return seed_of(pipeline), source.epoch() if pipeline.epoch is None else pipeline.epoch
 
     def _stocache_gatherer(self, source: Source | None) -> Gatherer | None:
         """Makes the batches of an epoch that begins now, if that can be done here."""

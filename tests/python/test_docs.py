@@ -184,8 +184,30 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
             "epoch 6: ",
             ["torchvision", "matplotlib"],
         ),
+        (
+            [
+                "examples/imagenet_like.py",
+                "--images",
+                "80",
+                "--epochs",
+                "2",
+                "--batch",
+                "16",
+                "--side",
+                "32",
+            ],
+            "epoch 2: loss",
+            ["torchvision"],
+        ),
     ],
-    ids=["cached_dataset", "batch_dataset", "ddp_train", "tiff_files", "augmented"],
+    ids=[
+        "cached_dataset",
+        "batch_dataset",
+        "ddp_train",
+        "tiff_files",
+        "augmented",
+        "imagenet_like",
+    ],
 )
 def test_an_example_runs_without_a_warning(command, shown, packages, tmp_path):
     needs(*packages)

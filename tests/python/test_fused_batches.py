@@ -151,6 +151,34 @@ def test_ranks_make_what_one_rank_would(cached, workers):
             assert differ(every, expected(pipeline, source, epoch)) == []
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_part_of_a_node_has_the_numbers_of_the_whole_dataset(tmp_path, workers):
+    pipeline = stocache.fuse(transform())
+    source = samples()
+    torch.manual_seed(SEED)
+    for ranks in (1, 2):
+        found = {}
+        for rank in range(ranks):
+            shard = stocache.LazyShardDataset(
+                source, disk_size=None, memory_size="8MiB", rank=rank, num_replicas=ranks,
+                transform=pipeline, verbose=False,
+            )  # fmt: skip
+            shard.set_epoch(4)
+            with shard:
+                found |= seen(stocache.DataLoader(shard, 5, num_workers=workers))
+                found |= seen_alone(shard)
+        assert differ(found, expected(pipeline, source, 4)) == []
+
+
+def seen_alone(shard):
+    """The same by samples, of which a pipeline is told the epoch."""
+    shard.transform.set_epoch(4)
+    try:
+        return {sample["label"]: sample["image"] for sample in (shard[0], shard[1])}
+    finally:
+        shard.transform._epoch.fill_(-1)
+
+
 @pytest.mark.parametrize("kind", ["tensor", "image", "PIL", "array", "varying"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_images_of_every_kind_are_gathered(cached, kind, workers, natively):

@@ -97,6 +97,10 @@ class Source:
         """What makes the images of batches, if anything does."""
         return self.parts[0]._stocache_pipeline()
 
+    def epoch(self) -> int | None:
+        """What was said to the dataset, if it is one that has its own order in every epoch."""
+        return None
+
     def fusing(self, located: Located) -> Fusing | None:
         """The same, as it is to be applied to these rows now."""
         return self.parts[0]._stocache_fusing(located.indices)
@@ -158,6 +162,9 @@ class _Visited(Source):
     def __init__(self, dataset: LazyShardDataset) -> None:
         super().__init__([dataset.store])
         self._dataset = dataset
+
+    def epoch(self) -> int | None:
+        return self._dataset.epoch
 
     def locate(self, indices: Sequence[Any] | Drawn) -> Located:
         if isinstance(indices, Drawn):
