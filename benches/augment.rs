@@ -24,7 +24,7 @@ fn rows(c: &mut Criterion) {
     group.sample_size(20);
     group.throughput(Throughput::Elements(ROWS as u64));
     let image_bytes = (3 * SIDE * SIDE) as usize;
-    let images: Vec<u8> = (0..ROWS * image_bytes).map(|at| (at * 31 >> 3) as u8).collect();
+    let images: Vec<u8> = (0..ROWS * image_bytes).map(|at| ((at * 31) >> 3) as u8).collect();
     let mut out = vec![0.0_f32; ROWS * 3 * 224 * 224];
 
     group.bench_function("bound: read a crop, write float32", |b| {

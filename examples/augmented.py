@@ -64,14 +64,14 @@ def main() -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, epochs + 1, figsize=(12, 1.65))
+    figure, axes = pyplot.subplots(1, epochs + 1, figsize=(12, 1.8))
     titles = ["the sample", *(f"epoch {epoch}" for epoch in range(epochs))]
     for place, title, image in zip(axes, titles, [landscape(), *shown], strict=True):
         place.imshow(image.permute(1, 2, 0))
         place.set_title(title, fontsize=9)
         place.axis("off")
     figure.tight_layout(pad=0.4)
-    figure.savefig(options.plot, dpi=110)
+    figure.savefig(options.plot, dpi=110, bbox_inches="tight", pad_inches=0.05)
     print(f"saved {options.plot}")
 
 
