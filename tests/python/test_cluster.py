@@ -87,6 +87,36 @@ def test_what_one_node_loaded_another_finds(server):
     assert (stats.cluster.hits, stats.filled, stats.misses) == (64, 64, 0), "from there to memory"
 
 
+@pytest.mark.parametrize("memory", [1, "16MiB"])
+def test_a_batch_is_asked_for_at_once(server, memory, tmp_path):
+    """Not sample by sample: the server reads many questions at once, also behind a disk."""
+    with node(Counted(), server.url) as first:
+        check(first[i] for i in range(64))
+    below = [{}, {"disk": "64MiB", "disk_path": tmp_path / "disk"}]
+    for name, options in enumerate(below):
+        source = Counted()
+        with node(source, server.url, memory=memory, **options) as second:
+            second.__getitems__([0])  # connected
+            before = reads(server)
+            check(second.__getitems__(list(range(64))))
+            assert reads(server) - before < 20, name
+            assert second.stats().cluster.hits >= 63
+            twice = second.__getitems__([5, 7, 5])
+            assert [label for _, label in twice] == [5, 7, 5] and twice[0] is not twice[2]
+        assert source.loads.sum() == 0
+    with node(Counted(), server.url, memory=memory) as second:
+        before = reads(server)  # the control: one by one
+        check(second[i] for i in range(64))
+        assert reads(server) - before >= 64
+
+
+def reads(server):
+    """How often the server has read from sockets."""
+    lines = b"\n".join(ask(server.port, "INFO", "stats")).decode().splitlines()
+    fields = dict(line.strip().split(":", 1) for line in lines if ":" in line)
+    return int(fields["total_reads_processed"])
+
+
 def test_a_node_fetches_each_sample_once_however_many_ask(server):
     with node(Counted(), server.url) as first:
         check(first[i] for i in range(64))
@@ -578,6 +608,22 @@ def test_a_dataset_with_a_server_of_its_own(program, tmp_path):
     assert done.returncode == 0, done.stderr
     port = int(done.stdout.split(":")[-1])
     wait_until(lambda: not listens(port))
+
+
+def test_a_program_that_took_the_port_is_not_taken_for_the_server(program, tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [other.getsockname()[1], spawn.free_port()]
+        monkeypatch.setattr(spawn, "free_port", lambda host: ports.pop(0))
+        address = spawn.join(1 << 26)
+        try:
+            assert not ports and address["port"] != other.getsockname()[1]
+            login = ("stocache", address["password"])
+            assert ask(address["port"], "PING", login=login) == [b"+OK", b"+PONG"]
+        finally:
+            for fd in spawn._held.values():
+                os.close(fd)
+            spawn._held.clear()
+    wait_until(lambda: not listens(address["port"]))
 
 
 def test_several_nodes_that_cannot_agree_are_told_what_to_do(monkeypatch):

@@ -234,7 +234,28 @@ def test_redis_itself_can_be_spawned(tmp_path):
     assert done.stdout.startswith("Redis")
 
 
-# Names
+# Names and numbers
+
+
+def test_a_server_has_an_address_of_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"{error}; addresses of IPv6 are not covered")
+    server = Server(at="::1", port=spawn.free_port("::1"))
+    try:
+        for host in (
+            {"host": "::1", "port": server.port},
+            {"host": "::1", "port": f"{server.port}"},
+        ):
+            assert RedisStore([host]).get("key", 7) == 7
+        with made(Counted(), f"redis://[::1]:{server.port}") as dataset:
+            check(dataset)
+            assert dataset.flush() and dataset.cache_loader.num_keys() == COUNT
+            (seen,) = dataset.cluster_servers()
+            assert seen["address"] == f"[::1]:{server.port}"
+    finally:
+        server.stop()
 
 
 @root_only

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import secrets
+import select
 import shutil
 import socket
 import stat
@@ -153,8 +154,8 @@ def _start(folder: Path, host: str, capacity: int) -> bool:
 def _run(folder: Path, program: str, host: str, capacity: int) -> str | None:
     """Why it does not run, if so."""
     address = {
-        "host": host, "port": free_port(host), "password": secrets.token_hex(32),
-        "capacity": capacity,
+        "host": host, "port": free_port(host), "user": _USER,
+        "password": secrets.token_hex(32), "capacity": capacity,
     }  # fmt: skip
     order = {
         "folder": str(folder), "program": program, "address": address, "config": _config(address),
@@ -168,7 +169,10 @@ def _run(folder: Path, program: str, host: str, capacity: int) -> str | None:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(order))
         process.stdin.close()
-        said = process.stdout.readline().strip()
+        ready, _, _ = select.select([process.stdout], [], [], _PATIENCE)
+        said = process.stdout.readline().strip() if ready else "error it does not start in time"
+        if not ready:
+            process.kill()
     return None if said == "ready" else said.removeprefix("error ") or "it says nothing"
 
 

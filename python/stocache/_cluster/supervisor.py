@@ -35,9 +35,14 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _answers(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
-        return True
+def _answers(address: dict[str, Any]) -> bool:
+    """Whether it is the server that was started, and not another program that took its port."""
+    login = f"AUTH {address['user']} {address['password']}\r\n".encode()
+    with contextlib.suppress(OSError):
+        place = (address["host"], address["port"])
+        with socket.create_connection(place, 1) as connection:
+            connection.sendall(login)
+            return connection.recv(64).startswith(b"+OK")
     return False
 
 
@@ -62,7 +67,7 @@ def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
     until = time.monotonic() + _PATIENCE
     address = order["address"]
     while time.monotonic() < until and server.poll() is None:
-        if _answers(address["host"], address["port"]):
+        if _answers(address):
             return server
         time.sleep(0.02)
     server.kill()

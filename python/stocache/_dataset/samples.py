@@ -337,6 +337,8 @@ class Samples:
         function = together.function_of(self.source)
         gives_whole_batches = self._if_found_meanwhile(whole)
         if function is None or not indices or gives_whole_batches:
+            if self._has_cluster and len(indices) > 1:
+                return self._load_each(indices, to_edit)
             return [self.load(index, to_edit) for index in indices]
         loaded: dict[int, Any] = {}
         stored: list[int] = []
@@ -370,6 +372,34 @@ class Samples:
                 return self._load_alone(function, index, to_edit, whole)
             sample = loaded.pop(index)
             return self._copied(index, sample) if to_edit else sample
+
+        return [hand_out(index) for index in indices]
+
+    def _load_each(self, indices: list[int], to_edit: bool) -> list[Any]:
+        """Each loaded by itself, after servers were asked for all of them together."""
+        loaded: dict[int, Any] = {}
+        stored: list[int] = []
+        with self.records.acquire(indices, _PATIENCE_SECONDS) as acquired:
+            while todo := acquired.to_load():
+                for index in todo:
+                    loaded[index] = self._load(index)
+                    if self._store(acquired, index, loaded[index]):
+                        stored.append(index)
+            fetched = {
+                index: self._given(acquired, index)
+                for index in dict.fromkeys(indices)
+                if index not in loaded
+            }
+        for index in stored:
+            loaded[index] = self._look_again(index, loaded[index])
+
+        def hand_out(index: int) -> Any:
+            # Each is handed out once: an index that comes twice gets two samples.
+            if index in loaded:
+                sample = loaded.pop(index)
+                return self._copied(index, sample) if to_edit else sample
+            sample = fetched.pop(index, _C.MISS)
+            return self.load(index, to_edit) if sample is _C.MISS else sample
 
         return [hand_out(index) for index in indices]
 

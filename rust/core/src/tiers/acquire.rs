@@ -276,9 +276,13 @@ impl Acquiring {
         let positions: Vec<usize> = (0..self.wanted.len())
             .filter(|&k| matches!(self.wanted[k].1, State::Ours(_)))
             .collect();
-        let indices: Vec<usize> = positions.iter().map(|&k| self.wanted[k].0).collect();
-        let mut arrived = |which: usize, fetched: Fetched| {
-            let (index, state) = &mut self.wanted[positions[which]];
+        // What is not on this node is asked for all at once, by one thread: answers come in the order of questions.
+        let is_near = |k: &usize| !levels.has_all_nodes() || levels.is_below(self.wanted[*k].0);
+        let (near, far): (Vec<usize>, Vec<usize>) = positions.into_iter().partition(is_near);
+        let of = |these: &[usize]| these.iter().map(|&k| self.wanted[k].0).collect::<Vec<usize>>();
+        let (near_indices, far_indices) = (of(&near), of(&far));
+        let mut arrived = |k: usize, fetched: Fetched| {
+            let (index, state) = &mut self.wanted[k];
             let State::Ours(store) = *state else { return Some(fetched) };
             // A write that fails leaves what came to the caller.
             let stays = store == Store::Caller && levels.rise(*index, &fetched);
@@ -291,12 +295,17 @@ impl Acquiring {
             *state = if stays { State::There } else { State::Given(fetched) };
             None
         };
-        if indices.len() > 1 && levels.readers() > 1 {
-            for (which, fetched) in levels.begin_claimed(indices).wait().into_iter().enumerate() {
-                fetched.and_then(|fetched| arrived(which, fetched));
+        let by_threads = near.len() > 1 && levels.readers() > 1;
+        let fetching = by_threads.then(|| levels.begin_claimed(near_indices.clone()));
+        if !far.is_empty() {
+            levels.fetch(&far_indices, &mut |which, fetched| arrived(far[which], fetched));
+        }
+        if let Some(fetching) = fetching {
+            for (k, fetched) in near.iter().zip(fetching.wait()) {
+                fetched.and_then(|fetched| arrived(*k, fetched));
             }
         } else {
-            levels.fetch(&indices, &mut arrived);
+            levels.fetch(&near_indices, &mut |which, fetched| arrived(near[which], fetched));
         }
     }
 
