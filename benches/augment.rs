@@ -29,7 +29,8 @@ fn rows(c: &mut Criterion) {
 
     group.bench_function("bound: read a crop, write float32", |b| {
         b.iter(|| {
-            for (image, row) in images.chunks_exact(image_bytes).zip(out.chunks_exact_mut(150_528)) {
+            for (image, row) in images.chunks_exact(image_bytes).zip(out.chunks_exact_mut(150_528))
+            {
                 for (line, to) in row.chunks_exact_mut(224).enumerate() {
                     let from = (line / 224 * 256 + line % 224 + 16) * 256 + 16;
                     for (to, from) in to.iter_mut().zip(&image[from..from + 224]) {
@@ -86,7 +87,9 @@ fn rows(c: &mut Criterion) {
                     let image = Image { data, shape };
                     // SAFETY: as many images and rows as there are; a row is at most float32.
                     unsafe {
-                        pipeline.apply(&drawn, image, to.add(row * bytes), &mut scratch).expect("ok");
+                        pipeline
+                            .apply(&drawn, image, to.add(row * bytes), &mut scratch)
+                            .expect("ok");
                     }
                 }
             });

@@ -71,7 +71,7 @@ def main() -> None:
         place.set_title(title, fontsize=9)
         place.axis("off")
     figure.tight_layout(pad=0.4)
-    figure.savefig(options.plot, dpi=110)
+    figure.savefig(options.plot, dpi=110, bbox_inches="tight", pad_inches=0.05)
     print(f"saved {options.plot}")
 
 

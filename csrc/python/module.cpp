@@ -147,7 +147,6 @@ PyMODINIT_FUNC PyInit__C() {
   const bool good = module && python::add_cache(module) && python::add_records(module) &&
                     python::add_disk_folders(module) && codec::add_codec(module) &&
                     python::add_files(module) && python::add_pipeline(module) &&
-                    python::add_servers(module) &&
-                    python::add_shards(module);
+                    python::add_servers(module) && python::add_shards(module);
   return good ? module : nullptr;
 }

@@ -1,8 +1,8 @@
 #include "python/pipeline_type.h"
 // Python.h stays first.
 #include <ATen/Functions.h>
-#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <string>
@@ -27,7 +27,8 @@ enum Form { kTensor, kChannelsLast, kPil, kArray };
 
 // The sides of an image, or of each of a batch.
 bridge::ImageShape shape_of(at::IntArrayRef sizes, at::ScalarType dtype, int form) {
-  TORCH_CHECK_VALUE(sizes.size() == 3, "an image has three dimensions, and this one ", sizes.size());
+  TORCH_CHECK_VALUE(sizes.size() == 3, "an image has three dimensions, and this one ",
+                    sizes.size());
   const bool interleaved = form != kTensor;
   const auto side = [&](size_t i) {
     TORCH_CHECK_VALUE(0 <= sizes[i] && sizes[i] <= INT32_MAX, "an image of ", sizes,
@@ -64,8 +65,8 @@ bool sizes_of(PyObject* object, std::vector<int64_t>& sizes) {
   return !PyErr_Occurred();
 }
 
-// output(sizes, dtype, form): the dtype and the sizes of what comes out, and whether the channels of
-// a pixel lie together.
+// output(sizes, dtype, form): the dtype and the sizes of what comes out, and whether the channels
+// of a pixel lie together.
 PyObject* output(PyObject* self, PyObject* args) {
   PyObject *sizes_object = nullptr, *dtype = nullptr;
   int form = 0;
@@ -137,10 +138,10 @@ PyObject* apply(PyObject* self, PyObject* args) {
       WithoutGil free;
       const auto found = (*pipeline)->output(shape);
       const int64_t rows = images.size(0);
-      made = at::empty({rows, found.dims[0], found.dims[1], found.dims[2]},
-                       at::TensorOptions().dtype(static_cast<at::ScalarType>(found.dtype)),
-                       found.channels_last ? at::MemoryFormat::ChannelsLast
-                                           : at::MemoryFormat::Contiguous);
+      made = at::empty(
+          {rows, found.dims[0], found.dims[1], found.dims[2]},
+          at::TensorOptions().dtype(static_cast<at::ScalarType>(found.dtype)),
+          found.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
       if (rows == 0) return;
       const auto* numbers = reinterpret_cast<const uint64_t*>(indices.const_data_ptr<int64_t>());
       (*pipeline)->apply(number_of(seed, epoch, 0), {numbers, static_cast<size_t>(rows)}, shape,
@@ -165,8 +166,7 @@ PyObject* pipeline_new(PyTypeObject* type, PyObject* args, PyObject*) {
   if (!PyArg_ParseTuple(args, "s#", &text, &size)) return nullptr;
   return guarded([&]() -> PyObject* {
     auto made = translated([&] {
-      return std::make_shared<Pipeline>(
-          bridge::new_pipeline({text, static_cast<size_t>(size)}));
+      return std::make_shared<Pipeline>(bridge::new_pipeline({text, static_cast<size_t>(size)}));
     });
     auto* self = reinterpret_cast<PyPipeline*>(type->tp_alloc(type, 0));
     if (self) new (&self->pipeline) std::shared_ptr<Pipeline>(std::move(made));

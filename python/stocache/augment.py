@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
@@ -88,7 +87,8 @@ class Pipeline:
         self._shown = shown
         self._beside = beside
         self.seed = seed
-        self._sent_seed: int | None = None
+        # Of who sent this object, and to which process.
+        self._sent_seed, self._sent_to = 0, 0
         # -1: not said.
         self._epoch = _shared(torch.full((1,), -1, dtype=torch.int64))
 
@@ -148,7 +148,7 @@ class Pipeline:
 
     def sent_seed(self) -> int | None:
         """The seed of the process that sent this object to this one; None: nobody did."""
-        return self._sent_seed
+        return self._sent_seed if self._sent_to == os.getpid() else None
 
     def seed_here(self) -> int:
         """That of ``fuse``, or of ``torch.manual_seed`` in the process that started this worker."""
@@ -157,7 +157,8 @@ class Pipeline:
         if get_worker_info() is None:
             return torch.initial_seed()
         # A worker has a seed of its own.
-        return _inherited if self._sent_seed is None else self._sent_seed
+        sent = self.sent_seed()
+        return _inherited if sent is None else sent
 
     def _sample(
         self, parts: list[Any], places: list[int], numbers: tuple[int, int, int]
@@ -247,12 +248,11 @@ class Pipeline:
         vars(self).update(state)
         self.native = _C.Pipeline(self._description)
         self._epoch = _shared(self._epoch)
-        if multiprocessing.parent_process() is None:
-            self._sent_seed = None  # nobody's worker: what it was saved with says nothing
+        self._sent_to = os.getpid()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pipeline:
         made = Pipeline(self._description, self._made_of, self._shown, self._beside, self.seed)
-        made._sent_seed = self._sent_seed
+        made._sent_seed, made._sent_to = self._sent_seed, self._sent_to
         made._epoch.copy_(self._epoch)
         return made
 

@@ -12,6 +12,7 @@ use super::kernels::Level;
 use super::pad::pad;
 use super::points::Point;
 use super::resize::{resize, takes};
+use super::steps::{Filter, Margin, Padding};
 use super::view::View;
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
@@ -108,6 +109,9 @@ impl Rows {
         (bytes, spare, numbers)
     }
 }
+
+/// So far a bicubic filter reaches beyond the edges.
+const BEYOND: u32 = 2;
 
 /// A row in the making.
 struct Work<'a> {
@@ -216,55 +220,12 @@ impl Work<'_> {
                 });
             }
             Op::Pad { padding, fill, padding_mode, .. } => {
-                // SAFETY: by the caller's promise, here and below.
-                unsafe { self.unchain() };
-                let [left, top, right, bottom] = padding.map(|side| side as usize);
-                let view = self.view;
-                let (height, width) = (view.height + top + bottom, view.width + left + right);
-                let bytes = view.channels * height * width * view.item;
-                let Scratch { buffers, rows, .. } = &mut *self.scratch;
-                let level = rows.level;
-                let (row, _, _) = rows.lines(view.channels * view.width * view.item);
-                let to = buffers[self.free].bytes(bytes);
-                // SAFETY: as above.
-                unsafe { pad(&view, *padding, fill, *padding_mode, to, row, level) };
-                let made = View::planar(to.as_ptr(), view.item, view.channels, height, width);
-                self.take(made);
+                // SAFETY: by the caller's promise.
+                unsafe { self.pad(*padding, fill, *padding_mode) };
             }
             Op::Resize { height, width, interpolation, antialias } => {
                 // SAFETY: by the caller's promise.
-                unsafe { self.unchain() };
-                // Resized and then mirrored is the same as mirrored and then resized.
-                let (mirrored, upside_down) = (self.view.pixel < 0, self.view.row < 0);
-                if mirrored {
-                    self.view = self.view.mirrored();
-                }
-                if upside_down {
-                    self.view = self.view.upside_down();
-                }
-                if !takes(&self.view) {
-                    // SAFETY: by the caller's promise.
-                    unsafe { self.settle() };
-                }
-                let view = self.view;
-                let (height, width) = (*height as usize, *width as usize);
-                let bytes = view.channels * height * width * view.item;
-                let Scratch { buffers, resizer, .. } = &mut *self.scratch;
-                let to = buffers[self.free].bytes(bytes);
-                // SAFETY: by the caller's promise.
-                let made = unsafe {
-                    resize(resizer, &view, (height, width), *interpolation, *antialias, to)?
-                };
-                self.take(made);
-                if mirrored || upside_down || !made.has_plain_rows() {
-                    self.whole = None;
-                }
-                if mirrored {
-                    self.view = self.view.mirrored();
-                }
-                if upside_down {
-                    self.view = self.view.upside_down();
-                }
+                unsafe { self.resize((*height, *width), *interpolation, *antialias)? };
             }
             Op::Grayscale { channels, pil } => {
                 if self.view.channels == 3 {
@@ -304,6 +265,84 @@ impl Work<'_> {
                 planes.hue(len, *factor, *pil, level);
             }
             Op::ToDtype { .. } | Op::Normalize { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// The image must be readable.
+    unsafe fn pad(&mut self, padding: Padding, fill: &[f32], mode: Margin) {
+        // SAFETY: by the caller's promise.
+        unsafe { self.unchain() };
+        let [left, top, right, bottom] = padding.map(|side| side as usize);
+        let view = self.view;
+        let (height, width) = (view.height + top + bottom, view.width + left + right);
+        let bytes = view.channels * height * width * view.item;
+        let Scratch { buffers, rows, .. } = &mut *self.scratch;
+        let level = rows.level;
+        let (row, _, _) = rows.lines(view.channels * view.width * view.item);
+        let to = buffers[self.free].bytes(bytes);
+        // SAFETY: as above.
+        unsafe { pad(&view, padding, fill, mode, to, row, level) };
+        let made = View::planar(to.as_ptr(), view.item, view.channels, height, width);
+        self.take(made);
+    }
+
+    /// # Safety
+    /// The image must be readable.
+    unsafe fn resize(&mut self, to: (u32, u32), filter: Filter, antialias: bool) -> Result<()> {
+        // SAFETY: by the caller's promise.
+        unsafe { self.unchain() };
+        // Resized and then mirrored is the same as mirrored and then resized.
+        let (mirrored, upside_down) = (self.view.pixel < 0, self.view.row < 0);
+        if mirrored {
+            self.view = self.view.mirrored();
+        }
+        if upside_down {
+            self.view = self.view.upside_down();
+        }
+        let (height, width) = (to.0 as usize, to.1 as usize);
+        let sharp = filter == Filter::Bicubic;
+        let inside = match sharp && !antialias {
+            // Beyond its edges torch goes on with the values there, and the crate with fewer.
+            true => {
+                // SAFETY: by the caller's promise.
+                unsafe { self.pad([BEYOND; 4], &[0.0], Margin::Edge) };
+                BEYOND as usize
+            }
+            false => 0,
+        };
+        let passes = match sharp && !self.view.is_float() {
+            // Bytes between the passes are cut off where the filter goes beyond them: then it matters
+            // which is the first. The crate's is the vertical one, torch's and Pillow's the horizontal.
+            true => vec![(self.view.height - 2 * inside, width), (height, width)],
+            false => vec![(height, width)],
+        };
+        let mut margin = (inside, inside);
+        for (pass, size) in passes.iter().enumerate() {
+            if !takes(&self.view) {
+                // SAFETY: by the caller's promise.
+                unsafe { self.settle() };
+            }
+            let view = self.view;
+            let more_rows = if pass + 1 < passes.len() { 2 * margin.0 } else { 0 };
+            let size = (size.0 + more_rows, size.1);
+            let within = if more_rows > 0 { (0, margin.1) } else { margin };
+            let Scratch { buffers, resizer, .. } = &mut *self.scratch;
+            let to = buffers[self.free].bytes(view.channels * size.0 * size.1 * view.item);
+            // SAFETY: by the caller's promise.
+            let made = unsafe { resize(resizer, &view, size, within, filter, antialias, to)? };
+            self.take(made);
+            margin = (margin.0 - within.0, 0);
+        }
+        if mirrored || upside_down || !self.view.has_plain_rows() {
+            self.whole = None;
+        }
+        if mirrored {
+            self.view = self.view.mirrored();
+        }
+        if upside_down {
+            self.view = self.view.upside_down();
         }
         Ok(())
     }

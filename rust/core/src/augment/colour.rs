@@ -46,7 +46,7 @@ impl Tone for f32 {
     }
     #[inline(always)]
     fn clamped(number: f32) -> Self {
-        number.max(0.0).min(1.0)
+        number.clamp(0.0, 1.0)
     }
     #[inline(always)]
     fn grey(number: f32) -> f32 {
@@ -140,7 +140,7 @@ fn turn<T: Tone>(r: &mut [T], g: &mut [T], b: &mut [T], hue: f32) {
         let i = h6.floor();
         let f = h6 - i;
         let i = if i >= 6.0 { i - 6.0 } else { i };
-        let unit = |value: f32| value.max(0.0).min(1.0);
+        let unit = |value: f32| value.clamp(0.0, 1.0);
         let (sxf, rest) = (s * f, 1.0 - s);
         let v = most;
         let q = unit((1.0 - sxf) * v);

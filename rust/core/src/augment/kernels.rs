@@ -94,7 +94,8 @@ pub(super) fn sum<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
 /// The byte below a number, as torch makes it of what was clamped.
 #[inline(always)]
 pub(super) fn byte(value: f32) -> u8 {
-    let value = value.max(0.0).min(255.0); // also of what is no number
+    // Of what is no number, 0.
+    let value = if value > 0.0 { value.min(255.0) } else { 0.0 };
     // SAFETY: from 0 to 255.
     unsafe { value.to_int_unchecked::<i32>() as u8 }
 }

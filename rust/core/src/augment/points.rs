@@ -82,7 +82,7 @@ pub(super) enum Recipe {
     /// They stay.
     Same,
     /// For each channel; and for the channels of pixels in turn.
-    Lines { rows: Vec<Lines>, pixels: Lines },
+    Lines { rows: Vec<Lines>, pixels: Box<Lines> },
     /// 256 of each channel.
     Table(Vec<f32>),
 }
@@ -123,7 +123,7 @@ impl Recipe {
             made
         };
         let rows = (0..channels).map(|channel| turn(&|_| channel)).collect();
-        Recipe::Lines { rows, pixels: turn(&|place| place % channels) }
+        Recipe::Lines { rows, pixels: Box::new(turn(&|place| place % channels)) }
     }
 }
 

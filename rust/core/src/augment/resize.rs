@@ -55,7 +55,8 @@ fn is_of_three(view: &View) -> bool {
     view.channels == 3 && view.is_interleaved() && view.pixel > 0
 }
 
-/// Writes the view in another size: a view of `to`, whose values lie as those of the first do.
+/// Writes the view, without margins of so many rows and columns, in another size: a view of `to`, whose
+/// values lie as those of the first do.
 ///
 /// # Safety
 /// The image must be readable.
@@ -63,6 +64,7 @@ pub(super) unsafe fn resize(
     resizer: &mut Resizer,
     view: &View,
     (height, width): (usize, usize),
+    (rows, columns): (usize, usize),
     filter: Filter,
     antialias: bool,
     to: &mut [u8],
@@ -77,7 +79,13 @@ pub(super) unsafe fn resize(
         true => ResizeAlg::Convolution(kernel),
         false => ResizeAlg::Interpolation(kernel),
     };
-    let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(false);
+    let (wide, high) = (view.width - 2 * columns, view.height - 2 * rows);
+    let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(false).crop(
+        columns as f64,
+        rows as f64,
+        wide as f64,
+        high as f64,
+    );
     let made = View::planar(to.as_ptr(), view.item, view.channels, height, width);
     if is_of_three(view) {
         let size = (height, width);
