@@ -175,7 +175,7 @@ class Collation {
 
   std::shared_ptr<const Schema> schema_;
   std::vector<at::Tensor> columns_;
-  std::vector<bool> are_turned_;  // with their channels last
+  std::vector<bool> are_turned_;   // with their channels last
   std::vector<at::Tensor> rests_;  // what rows keep beside them, as far as somebody asked
   size_t next_node_ = 0, next_column_ = 0, next_text_ = 0;
   ::rust::Box<bridge::Batch> batch_;  // goes first: until then the columns may be written to

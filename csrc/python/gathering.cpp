@@ -147,8 +147,7 @@ bool Gathering::is_gathered(const Schema& schema) const {
   return can_be_gathered(schema, fused_.pipeline != nullptr);
 }
 
-bool Gathering::give(uint32_t row, const Schema& schema,
-                     ::rust::Slice<const bridge::Part> pieces) {
+bool Gathering::give(uint32_t row, const Schema& schema, ::rust::Slice<const bridge::Part> pieces) {
   if (!agree_on(schema)) return false;
   auto& batch = collation_.batch();
   if (schema->bytes() == schema_->bytes()) return batch.give(row, pieces);

@@ -510,13 +510,15 @@ PyObject* stats(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto cache = opened(self);
     const auto s = translated([&] { return cache->records().stats(); });
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N}",
-                         "hits", s.hits, "misses", s.misses, "fills", s.fills, "bytes", s.bytes,
-                         "waits", s.waits, "lost", s.lost, "dropped", s.dropped, "loads", s.loads,
-                         "load_seconds", static_cast<double>(s.load_nanos) * 1e-9, "transforms", s.transforms, "transform_seconds", static_cast<double>(s.transform_nanos) * 1e-9, "too_large",
-                         s.too_large, "evicted", s.evicted, "unsupported", s.unsupported, "filled",
-                         s.filled, "used_bytes", s.used_bytes, "data_bytes", s.data_bytes,
-                         "dataset_len", s.dataset_len, "frozen", PyBool_FromLong(s.frozen));
+    return Py_BuildValue(
+        "{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:d,s:K,s:d,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N}", "hits",
+        s.hits, "misses", s.misses, "fills", s.fills, "bytes", s.bytes, "waits", s.waits, "lost",
+        s.lost, "dropped", s.dropped, "loads", s.loads, "load_seconds",
+        static_cast<double>(s.load_nanos) * 1e-9, "transforms", s.transforms, "transform_seconds",
+        static_cast<double>(s.transform_nanos) * 1e-9, "too_large", s.too_large, "evicted",
+        s.evicted, "unsupported", s.unsupported, "filled", s.filled, "used_bytes", s.used_bytes,
+        "data_bytes", s.data_bytes, "dataset_len", s.dataset_len, "frozen",
+        PyBool_FromLong(s.frozen));
   });
 }
 

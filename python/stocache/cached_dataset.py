@@ -14,7 +14,7 @@ from stocache import _html
 from stocache._cluster import options as clusters
 from stocache._dataset import attributes, images, splitting, telling
 from stocache._dataset.apart import apart, in_workers
-from stocache._dataset.augmenting import Fusing, Numbering, fusing
+from stocache._dataset.augmenting import Fusing, Numbering, fusing, number_of
 from stocache._dataset.batches import Batches, Loads
 from stocache._dataset.comparing import RANDOM, SAME, STALE, UNKNOWN, compare
 from stocache._dataset.samples import Records, Samples
@@ -251,7 +251,8 @@ class CachedDataset(Dataset[Sample]):
         """As they are handed out."""
         fusing = self._stocache_fusing(indices)
         if fusing is not None:
-            return fusing.samples(samples, indices)
+            numbers = [number_of(index, self._stocache.length) for index in indices]
+            return fusing.samples(samples, numbers)
         return self._stocache.transformed(vars(self)["transform"], samples)
 
     def __iter__(self) -> Iterator[Sample]:

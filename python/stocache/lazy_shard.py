@@ -428,7 +428,8 @@ class _Store(CachedDataset[Any]):
 
     def _stocache_numbering(self) -> Numbering | None:
         """The samples of the dataset: which of them a node has depends on the other nodes."""
-        return self.dataset.samples_at
+        shard: Shard = self.dataset
+        return shard.samples_at
 
     def _stocache_part(self, dataset: Any) -> str:
         return f"{dataset.start} {dataset.length} {dataset.deal}"

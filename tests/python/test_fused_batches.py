@@ -215,6 +215,7 @@ def test_batches_and_single_samples_are_the_same(cached):
     assert all(torch.equal(batch["image"][k], want[i]) for k, i in enumerate(indices))
     for found in (dataset.__getitems__(indices), dataset[indices], [dataset[i] for i in indices]):
         assert all(torch.equal(found[k]["image"], want[i]) for k, i in enumerate(indices))
+    assert torch.equal(dataset[-1]["image"], want[LENGTH - 1])
     for workers in (0, 2):
         for collate in (stocache.collate, None):
             loader = DataLoader(dataset, 5, num_workers=workers, collate_fn=collate)

@@ -126,10 +126,12 @@ def fusing(
     return Fusing(pipeline, seed_of(pipeline), epoch, numbering)
 
 
-def number_of(key: Any) -> int:
-    """The number of a sample; of a key that is none, one that follows from it."""
+def number_of(key: Any, length: int = 0) -> int:
+    """The number of a sample, also of one that is counted from the end of so many; of a key that
+    is none, one that follows from it."""
     try:
-        return operator.index(key)
+        number = operator.index(key)
+        return number + length if -length <= number < 0 else number
     except TypeError:
         digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little")

@@ -31,7 +31,8 @@ impl Batch {
 
     pub fn fuse(&mut self, pipeline: &Pipeline, seed: u64, epoch: u64, numbers: &[i64]) {
         let pipeline = Arc::clone(pipeline.parsed());
-        let numbers = numbers.iter().map(|&number| number as u64).collect();
+        let numbers = || numbers.iter().map(|&number| number as u64).collect();
+        let numbers = calm(Vec::new(), numbers);
         self.fused = Some(Fused { pipeline, seed, epoch, numbers });
     }
 

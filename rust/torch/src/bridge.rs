@@ -768,13 +768,7 @@ pub mod ffi {
         fn add_store(self: &mut Batch, records: &Records);
         /// Before `find`: images are made by a pipeline. Its random numbers follow from the indices of
         /// samples, or from these numbers.
-        fn fuse(
-            self: &mut Batch,
-            pipeline: &Pipeline,
-            seed: u64,
-            epoch: u64,
-            numbers: &[i64],
-        );
+        fn fuse(self: &mut Batch, pipeline: &Pipeline, seed: u64, epoch: u64, numbers: &[i64]);
         /// The samples of these indices, each of the store of that number or all of the first; false if
         /// one is in no dataset, or records in one store are of two schemas.
         fn find(self: &mut Batch, which: &[u32], indices: &[i64]) -> bool;
