@@ -126,6 +126,9 @@ def test_geometry_of_bytes_is_exact(kind, steps):
 RESIZING = {
     "smaller": v2.Resize((20, 33)),
     "larger": v2.Resize((90, 101)),
+    "third": v2.Resize((20, 15)),
+    "tiny": v2.Resize((5, 4)),
+    "tiny-bicubic": v2.Resize((4, 7), interpolation="bicubic"),
     "short": v2.Resize(30),
     "short-max": v2.Resize(40, max_size=45),
     "long": v2.Resize(None, max_size=33),

@@ -11,12 +11,11 @@ use super::image::{DType, Image, State};
 use super::kernels::Level;
 use super::pad::pad;
 use super::points::Point;
-use super::resize::{resize, takes};
+use super::resize::Resizer;
 use super::steps::{Filter, Margin, Padding};
 use super::view::View;
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
-use fast_image_resize::Resizer;
 use std::cell::RefCell;
 
 /// What one thread needs beside the image and the row: buffers that are used again.
@@ -44,11 +43,6 @@ impl Scratch {
     }
 
     pub(super) fn at(level: Level) -> Self {
-        let mut resizer = Resizer::new();
-        if level == Level::Plain {
-            // SAFETY: every processor has what is needed for none.
-            unsafe { resizer.set_cpu_extensions(fast_image_resize::CpuExtensions::None) };
-        }
         let rows = Rows {
             level,
             kept: Kept::default(),
@@ -56,7 +50,7 @@ impl Scratch {
             spare: Buffer::default(),
             numbers: Vec::new(),
         };
-        Self { resizer, buffers: Default::default(), rows }
+        Self { resizer: Resizer::default(), buffers: Default::default(), rows }
     }
 }
 
@@ -68,10 +62,10 @@ impl Default for Scratch {
 
 /// Bytes at an address that suits numbers.
 #[derive(Default)]
-struct Buffer(Vec<u64>);
+pub(super) struct Buffer(Vec<u64>);
 
 impl Buffer {
-    fn bytes(&mut self, len: usize) -> &mut [u8] {
+    pub fn bytes(&mut self, len: usize) -> &mut [u8] {
         if self.0.len() * 8 < len {
             self.0.resize(len.div_ceil(8), 0);
         }
@@ -79,7 +73,7 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
     }
 
-    fn floats(&mut self, len: usize) -> &mut [f32] {
+    pub fn floats(&mut self, len: usize) -> &mut [f32] {
         let bytes = self.bytes(len * 4);
         // SAFETY: aligned for u64, and of any value.
         unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), len) }
@@ -109,9 +103,6 @@ impl Rows {
         (bytes, spare, numbers)
     }
 }
-
-/// So far a bicubic filter reaches beyond the edges.
-const BEYOND: u32 = 2;
 
 /// A row in the making.
 struct Work<'a> {
@@ -225,7 +216,7 @@ impl Work<'_> {
             }
             Op::Resize { height, width, interpolation, antialias } => {
                 // SAFETY: by the caller's promise.
-                unsafe { self.resize((*height, *width), *interpolation, *antialias)? };
+                unsafe { self.resize((*height, *width), (*interpolation, *antialias)) };
             }
             Op::Grayscale { channels, pil } => {
                 if self.view.channels == 3 {
@@ -290,7 +281,7 @@ impl Work<'_> {
 
     /// # Safety
     /// The image must be readable.
-    unsafe fn resize(&mut self, to: (u32, u32), filter: Filter, antialias: bool) -> Result<()> {
+    unsafe fn resize(&mut self, to: (u32, u32), how: (Filter, bool)) {
         // SAFETY: by the caller's promise.
         unsafe { self.unchain() };
         // Resized and then mirrored is the same as mirrored and then resized.
@@ -301,41 +292,13 @@ impl Work<'_> {
         if upside_down {
             self.view = self.view.upside_down();
         }
-        let (height, width) = (to.0 as usize, to.1 as usize);
-        let sharp = filter == Filter::Bicubic;
-        let inside = match sharp && !antialias {
-            // Beyond its edges torch goes on with the values there, and the crate with fewer.
-            true => {
-                // SAFETY: by the caller's promise.
-                unsafe { self.pad([BEYOND; 4], &[0.0], Margin::Edge) };
-                BEYOND as usize
-            }
-            false => 0,
-        };
-        let passes = match sharp && !self.view.is_float() {
-            // Bytes between the passes are cut off where the filter goes beyond them: then it matters
-            // which is the first. The crate's is the vertical one, torch's and Pillow's the horizontal.
-            true => vec![(self.view.height - 2 * inside, width), (height, width)],
-            false => vec![(height, width)],
-        };
-        let mut margin = (inside, inside);
-        for (pass, size) in passes.iter().enumerate() {
-            if !takes(&self.view) {
-                // SAFETY: by the caller's promise.
-                unsafe { self.settle() };
-            }
-            let view = self.view;
-            let more_rows = if pass + 1 < passes.len() { 2 * margin.0 } else { 0 };
-            let size = (size.0 + more_rows, size.1);
-            let within = if more_rows > 0 { (0, margin.1) } else { margin };
-            let Scratch { buffers, resizer, .. } = &mut *self.scratch;
-            let to = buffers[self.free].bytes(view.channels * size.0 * size.1 * view.item);
-            // SAFETY: by the caller's promise.
-            let made = unsafe { resize(resizer, &view, size, within, filter, antialias, to)? };
-            self.take(made);
-            margin = (margin.0 - within.0, 0);
-        }
-        if mirrored || upside_down || !self.view.has_plain_rows() {
+        let (view, size) = (self.view, (to.0 as usize, to.1 as usize));
+        let Scratch { buffers, resizer, rows } = &mut *self.scratch;
+        let to = buffers[self.free].bytes(view.channels * size.0 * size.1 * view.item);
+        // SAFETY: by the caller's promise.
+        let made = unsafe { resizer.resize(&view, size, how, to, rows.level) };
+        self.take(made);
+        if mirrored || upside_down {
             self.whole = None;
         }
         if mirrored {
@@ -344,7 +307,6 @@ impl Work<'_> {
         if upside_down {
             self.view = self.view.upside_down();
         }
-        Ok(())
     }
 
     /// The view is now of the buffer that was free, all of it.

@@ -12,7 +12,9 @@
 //! | `finish` | the last pass: bytes or numbers of a view into the row |
 //! | `points` | what happens to each value by itself: types, scales, means |
 //! | `colour` | brightness, contrast, saturation, hue, grey |
-//! | `resize` | bilinear and bicubic, by the crate `fast_image_resize` |
+//! | `resize` | bilinear and bicubic as torch does them: along the rows, then across them |
+//! | `passes` | those two passes, compiled for several processors |
+//! | `weights` | what a resize takes of which places |
 //! | `pad` | margins, in the four ways of torchvision |
 //! | `view` | where the values of an image lie, and rows of them |
 //! | `kernels` | loops over rows, compiled for several processors and chosen at run time |
@@ -29,6 +31,7 @@ mod image;
 mod kernels;
 mod numbers;
 mod pad;
+mod passes;
 mod pipeline;
 mod points;
 mod resize;
@@ -36,6 +39,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 mod view;
+mod weights;
 
 pub use apply::Scratch;
 pub use draw::Drawn;

@@ -1,155 +1,103 @@
-//! Bilinear and bicubic, by the crate `fast_image_resize`.
+//! Bilinear and bicubic as torch does them: along the rows, then across them.
 #![allow(unsafe_code)] // rows of an image that others may write to
 
+use super::apply::Buffer;
+use super::kernels::Level;
+use super::passes::{across_bytes, across_numbers, along_bytes, along_numbers};
 use super::steps::Filter;
 use super::view::View;
-use crate::error::{Error, Kind, Result};
-use fast_image_resize::images::TypedImage;
-use fast_image_resize::pixels::{F32, F32x3, InnerPixel, U8, U8x3};
-use fast_image_resize::{FilterType, ImageView, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
-use std::marker::PhantomData;
+use super::weights::{Sides, Weights};
 
-/// One plane of a view, or all of one whose pixels lie together.
-struct Plane<P> {
-    data: *const u8,
-    row: isize,
-    width: usize,
-    height: usize,
-    pixel: PhantomData<P>,
+/// What is used again from image to image.
+#[derive(Default)]
+pub(super) struct Resizer {
+    along: Weights,
+    across: Weights,
+    /// A row of the image, where its values do not lie one after the other.
+    row: Buffer,
+    /// The rows in their new width, plane by plane, with room behind each.
+    between: Buffer,
 }
 
-// SAFETY: it only reads; who made it answers for the memory.
-unsafe impl<P> Send for Plane<P> {}
-// SAFETY: as above.
-unsafe impl<P> Sync for Plane<P> {}
-
-// SAFETY: rows are as long as the width.
-unsafe impl<P: InnerPixel> ImageView for Plane<P> {
-    type Pixel = P;
-
-    fn width(&self) -> u32 {
-        self.width as u32
-    }
-
-    fn height(&self) -> u32 {
-        self.height as u32
-    }
-
-    fn iter_rows(&self, start: u32) -> impl Iterator<Item = &[P]> {
-        (start as usize..self.height).map(|y| {
-            let row = self.data.wrapping_offset(self.row * y as isize);
-            // SAFETY: a row of the view, which is readable while this lives, and aligned: `resize` looked.
-            unsafe { std::slice::from_raw_parts(row.cast::<P>(), self.width) }
-        })
-    }
-}
-
-/// Whether `resize` takes a view as it is.
-pub(super) fn takes(view: &View) -> bool {
-    let aligned = |far: isize| far.unsigned_abs().is_multiple_of(view.item);
-    let places = [view.data as isize, view.row, view.plane].into_iter().all(aligned);
-    places && (view.has_plain_rows() || is_of_three(view))
-}
-
-fn is_of_three(view: &View) -> bool {
-    view.channels == 3 && view.is_interleaved() && view.pixel > 0
-}
-
-/// Writes the view, without margins of so many rows and columns, in another size: a view of `to`, whose
-/// values lie as those of the first do.
-///
-/// # Safety
-/// The image must be readable.
-pub(super) unsafe fn resize(
-    resizer: &mut Resizer,
-    view: &View,
-    (height, width): (usize, usize),
-    (rows, columns): (usize, usize),
-    filter: Filter,
-    antialias: bool,
-    to: &mut [u8],
-) -> Result<View> {
-    debug_assert!(takes(view));
-    let kernel = match (filter, antialias) {
-        (Filter::Bilinear, _) => FilterType::Bilinear,
-        (Filter::Bicubic, true) => FilterType::CatmullRom,
-        (Filter::Bicubic, false) => sharper(),
-    };
-    let algorithm = match antialias {
-        true => ResizeAlg::Convolution(kernel),
-        false => ResizeAlg::Interpolation(kernel),
-    };
-    let (wide, high) = (view.width - 2 * columns, view.height - 2 * rows);
-    let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(false).crop(
-        columns as f64,
-        rows as f64,
-        wide as f64,
-        high as f64,
-    );
-    let made = View::planar(to.as_ptr(), view.item, view.channels, height, width);
-    if is_of_three(view) {
-        let size = (height, width);
+impl Resizer {
+    /// Writes the view in another size, plane by plane: a view of `to`.
+    ///
+    /// # Safety
+    /// The image must be readable.
+    pub unsafe fn resize(
+        &mut self,
+        view: &View,
+        (height, width): (usize, usize),
+        (filter, antialias): (Filter, bool),
+        to: &mut [u8],
+        level: Level,
+    ) -> View {
+        let bytes = !view.is_float();
+        let sides = |from, to| Sides { from, to, filter, antialias };
+        self.along.become_for(sides(view.width, width), bytes);
+        self.across.become_for(sides(view.height, height), bytes);
+        let made = View::planar(to.as_ptr(), view.item, view.channels, height, width);
         // SAFETY: by the caller's promise.
         unsafe {
-            match view.is_float() {
-                true => plane::<F32x3>(resizer, view, 0, size, &options, to)?,
-                false => plane::<U8x3>(resizer, view, 0, size, &options, to)?,
+            match bytes {
+                true => self.bytes(view, &made, to, level),
+                false => self.numbers(view, &made, to, level),
             }
         }
-        let pixel = (view.item * 3) as isize;
-        return Ok(View { plane: view.item as isize, row: pixel * width as isize, pixel, ..made });
+        made
     }
-    let bytes = width * height * view.item;
-    for (channel, to) in to.chunks_exact_mut(bytes).take(view.channels).enumerate() {
-        // SAFETY: by the caller's promise.
-        unsafe {
-            match view.is_float() {
-                true => plane::<F32>(resizer, view, channel, (height, width), &options, to)?,
-                false => plane::<U8>(resizer, view, channel, (height, width), &options, to)?,
+
+    /// # Safety
+    /// As above.
+    unsafe fn bytes(&mut self, view: &View, made: &View, to: &mut [u8], level: Level) {
+        let Self { along, across, row, between } = self;
+        let (rows, room) = (across.reach(), along.room());
+        let between = between.bytes(view.channels * rows.len() * room);
+        let row = row.bytes(view.channels * view.width);
+        for (at, y) in rows.clone().enumerate() {
+            if !view.has_plain_rows() {
+                // SAFETY: by the caller's promise.
+                unsafe { view.copy_row(y, row, level) };
+            }
+            for channel in 0..view.channels {
+                let from = match view.has_plain_rows() {
+                    // SAFETY: as above; they are plain.
+                    true => unsafe { view.row_of(channel, y) },
+                    false => &row[channel * view.width..][..view.width],
+                };
+                let to = &mut between[(channel * rows.len() + at) * room..][..room];
+                along_bytes(level, from, along, to);
             }
         }
-    }
-    Ok(made)
-}
-
-/// # Safety
-/// The image must be readable.
-unsafe fn plane<P: PixelTrait + Default>(
-    resizer: &mut Resizer,
-    view: &View,
-    channel: usize,
-    (height, width): (usize, usize),
-    options: &ResizeOptions,
-    to: &mut [u8],
-) -> Result<()> {
-    let from = Plane::<P> {
-        data: view.at(channel, 0, 0),
-        row: view.row,
-        width: view.width,
-        height: view.height,
-        pixel: PhantomData,
-    };
-    let refused = |why: &dyn std::fmt::Display| {
-        Error::new(Kind::State, format!("an image could not be resized: {why}"))
-    };
-    let mut made = TypedImage::<P>::from_buffer(width as u32, height as u32, to)
-        .map_err(|error| refused(&error))?;
-    resizer.resize_typed(&from, &mut made, options).map_err(|error| refused(&error))
-}
-
-/// torch's bicubic filter without antialias has another number than that with.
-fn sharper() -> FilterType {
-    fn cubic(x: f64) -> f64 {
-        const A: f64 = -0.75;
-        let x = x.abs();
-        if x < 1.0 {
-            ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0
-        } else if x < 2.0 {
-            (((x - 5.0) * x + 8.0) * x - 4.0) * A
-        } else {
-            0.0
+        for (line, to) in to.chunks_exact_mut(made.width).take(made.lines()).enumerate() {
+            let (first, weights) = across.seen(&across.whole, line % made.height);
+            let at = line / made.height * rows.len() + first - rows.start;
+            across_bytes(level, &between[at * room..], room, weights, across.precision, to);
         }
     }
-    fast_image_resize::Filter::new("torch's bicubic", cubic, 2.0)
-        .map_or(FilterType::CatmullRom, FilterType::Custom)
+
+    /// # Safety
+    /// As above.
+    unsafe fn numbers(&mut self, view: &View, made: &View, to: &mut [u8], level: Level) {
+        let Self { along, across, row, between } = self;
+        let (rows, room) = (across.reach(), along.room());
+        let between = between.floats(view.channels * rows.len() * room);
+        for (at, y) in rows.clone().enumerate() {
+            // SAFETY: by the caller's promise.
+            unsafe { view.copy_row(y, row.bytes(view.channels * view.width * 4), level) };
+            let row = row.floats(view.channels * view.width);
+            for (channel, from) in row.chunks_exact(view.width).enumerate() {
+                let to = &mut between[(channel * rows.len() + at) * room..][..room];
+                along_numbers(level, from, &along.starts, &along.numbers, along.taps, to);
+            }
+        }
+        let row = row.floats(made.width);
+        for (line, to) in to.chunks_exact_mut(4 * made.width).take(made.lines()).enumerate() {
+            let (first, weights) = across.seen(&across.numbers, line % made.height);
+            let at = line / made.height * rows.len() + first - rows.start;
+            across_numbers(level, &between[at * room..], room, weights, row);
+            let (to, _) = to.as_chunks_mut::<4>();
+            to.iter_mut().zip(&*row).for_each(|(to, value)| *to = value.to_ne_bytes());
+        }
+    }
 }

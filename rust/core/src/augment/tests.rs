@@ -149,6 +149,71 @@ fn every_level_of_the_processor_makes_the_same() {
     }
 }
 
+/// A side of bytes in another size, of lines that are so far apart: summed as torch's formula says.
+fn resized_side(bytes: &[u8], (from, to, apart): (usize, usize, usize), sharp: bool) -> Vec<u8> {
+    let scale = from as f64 / to as f64;
+    let wider = scale.max(1.0);
+    let reach = wider * if sharp { 2.0 } else { 1.0 };
+    let of = |x: f64| match (x.abs(), sharp) {
+        (x, false) => (1.0 - x).max(0.0),
+        (x, true) if x < 1.0 => 1.5 * x.powi(3) - 2.5 * x * x + 1.0,
+        (x, true) if x < 2.0 => -0.5 * x.powi(3) + 2.5 * x * x - 4.0 * x + 2.0,
+        _ => 0.0,
+    };
+    let mut made = vec![0; bytes.len() / from * to];
+    for (place, made) in made.iter_mut().enumerate() {
+        let (before, at, beside) = (place / apart / to, place / apart % to, place % apart);
+        let centre = (at as f64 + 0.5) * scale;
+        let (mut sum, mut total) = (0.0, 0.0);
+        for source in 0..from {
+            let far = source as f64 + 0.5 - centre;
+            if far.abs() <= reach {
+                let value = bytes[(before * from + source) * apart + beside];
+                sum += of(far / wider) * f64::from(value);
+                total += of(far / wider);
+            }
+        }
+        *made = (sum / total).round().clamp(0.0, 255.0) as u8;
+    }
+    made
+}
+
+#[test]
+fn every_level_of_the_processor_resizes_alike() {
+    for (channels, height, width, high, wide) in [
+        (3, 40, 37, 21, 19),
+        (3, 17, 200, 40, 224),
+        (3, 5, 16, 33, 70),
+        (3, 7, 9, 3, 12),
+        (1, 60, 300, 20, 90), // in two halves of a block
+        (2, 9, 400, 5, 11),   // too far apart for a block
+        (4, 1, 1, 5, 5),
+    ] {
+        let plain = shape(channels, height, width);
+        let bytes = bytes_of(&plain);
+        let mixed = Shape { interleaved: true, ..plain };
+        let pixels = interleaved(&plain, &bytes);
+        for (filter, sharp) in [("bilinear", false), ("bicubic", true)] {
+            let step = format!(
+                r#"{{"step": "Resize", "size": [{high}, {wide}], "max_size": null,
+                    "filter": "{filter}", "antialias": true}}"#
+            );
+            let pipeline = described(&[&step], "").unwrap();
+            let [from, to, height, high] = [width, wide, height, high].map(|side| side as usize);
+            let along = resized_side(&bytes, (from, to, 1), sharp);
+            let wanted = resized_side(&along, (height, high, to), sharp);
+            for level in Level::all() {
+                let made = row(&pipeline, &plain, &bytes, 0, level).unwrap();
+                assert_eq!(made, row(&pipeline, &mixed, &pixels, 0, level).unwrap());
+                assert_eq!(made, best(&pipeline, &plain, &bytes, 0), "{level:?} {step}");
+                assert_eq!(made.len(), wanted.len());
+                let far = made.iter().zip(&wanted).map(|(a, b)| a.abs_diff(*b)).max();
+                assert!(far <= Some(1), "{level:?} {from} {height} {step}: {far:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn planes_and_pixels_come_to_the_same() {
     let pad = r#"{"step": "Pad", "padding": [2, 1, 0, 3], "fill": [9], "mask_fill": null,

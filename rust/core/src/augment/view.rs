@@ -55,6 +55,11 @@ impl View {
         self.item == 4
     }
 
+    /// Rows of all channels.
+    pub fn lines(&self) -> usize {
+        self.channels * self.height
+    }
+
     pub fn values(&self) -> usize {
         self.channels * self.height * self.width
     }
