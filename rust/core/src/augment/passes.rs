@@ -104,10 +104,11 @@ kernel! {
                     sums[x] += i32::from(line[x]) * weight;
                 }
             }
-            let made = sums.map(|sum| (sum >> precision).clamp(0, 255) as u8);
+            let write = |(to, sum): (&mut u8, &i32)| *to = (sum >> precision).clamp(0, 255) as u8;
             match to.first_chunk_mut::<STEP>() {
-                Some(to) => *to = made,
-                None => to.copy_from_slice(&made[..to.len()]),
+                // Of a length that is known, it is a few instructions.
+                Some(to) => to.iter_mut().zip(&sums).for_each(write),
+                None => to.iter_mut().zip(&sums).for_each(write),
             }
         }
     }

@@ -54,7 +54,9 @@ impl Weights {
         }
         self.of = Some((sides, bytes));
         self.calculate(&sides);
-        (self.numbers.clear(), self.whole.clear(), self.blocks.clear());
+        self.numbers.clear();
+        self.whole.clear();
+        self.blocks.clear();
         if bytes {
             self.make_whole();
             self.make_blocks(sides.from);
@@ -100,7 +102,8 @@ impl Weights {
         let wider = if antialias { scale.max(1.0) } else { 1.0 };
         let support = reach * wider;
         self.taps = from.min(2 * support.ceil() as usize + 1);
-        (self.starts.clear(), self.exact.clear());
+        self.starts.clear();
+        self.exact.clear();
         self.exact.resize(self.taps * to, 0.0);
         let mut most = 0;
         for (place, weights) in self.exact.chunks_exact_mut(self.taps).enumerate() {
