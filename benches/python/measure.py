@@ -63,9 +63,11 @@ def interleave(
     warmup: int = 1,
     at_least: float = 0.0,
 ) -> Timings:
-    """Run the sides in turn, `rounds` times after `warmup` rounds that are not counted. A side that
-    takes less than `at_least` seconds is run until it has taken them, and the median of its times is
-    its entry: a neighbour of this machine who takes some milliseconds is else a third of it."""
+    """Run the sides in turn, `rounds` times after `warmup` rounds that are not counted.
+
+    A side that takes less than `at_least` seconds is run until it has taken them, and the median of
+    its times is its entry: a neighbour who takes some milliseconds is else a third of it.
+    """
     progress.reset(rounds)
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     shuffled = random.Random(0)
