@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from tqdm import tqdm
@@ -117,6 +117,13 @@ def machine_line() -> str:
         f"{m['cpus']} cpus (load {m['load']}), {m['memory_gib']} GiB, linux {m['kernel']}, "
         f"python {m['python']}, torch {m['torch']} ({m['torch_threads']} threads)"
     )
+
+
+def caption(figure: Any, what: str) -> None:
+    """Above a plot: what was measured, and on which machine."""
+    # At a size of 7 points some 19 letters are an inch.
+    text = textwrap.fill(f"{what} {machine_line()}", int(19 * figure.get_figwidth()))
+    figure.suptitle(text, fontsize=7, color="#777777")
 
 
 def show_seconds(seconds: float) -> str:
