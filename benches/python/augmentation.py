@@ -26,7 +26,7 @@ import matplotlib as mpl
 import numpy as np
 import stocache
 import torch
-from measure import Side, Table, Timings, interleave, machine_line, run, show_seconds
+from measure import Side, Table, Timings, caption, interleave, run, show_seconds
 from PIL import Image
 from stocache import CachedDataset
 from torch import Tensor
@@ -340,11 +340,7 @@ def plot(table: Table, progress: tqdm[None], rounds: int) -> None:
     axes.set_ylabel("warm epoch (s)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.suptitle(
-        f"Epochs of {JPEGS} JPEGs of 500x375, 2 workers. {machine_line()}",
-        fontsize=8,
-        color="#777777",
-    )
+    caption(figure, f"Epochs of {JPEGS} JPEGs of 500x375, 2 workers.")
     PLOT.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(PLOT, dpi=150)
     plt.close(figure)

@@ -30,7 +30,7 @@ import matplotlib as mpl
 import numpy as np
 import stocache
 import torch
-from measure import Table, Timings, interleave, machine_line, run, show_seconds
+from measure import Table, Timings, caption, interleave, run, show_seconds
 from stocache import CachedDataset
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -587,9 +587,7 @@ def shares(table: Table, progress: Any, rounds: int) -> None:
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(
-        f"{count} samples of 150 KB, cold page cache. {machine_line()}", fontsize=6, color="#777777"
-    )
+    caption(figure, f"{count} samples of 150 KB, cold page cache.")
     PLOT.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(PLOT, dpi=150)
     plt.close(figure)

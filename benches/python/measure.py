@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from tqdm import tqdm
@@ -63,9 +63,11 @@ def interleave(
     warmup: int = 1,
     at_least: float = 0.0,
 ) -> Timings:
-    """Run the sides in turn, `rounds` times after `warmup` rounds that are not counted. A side that
-    takes less than `at_least` seconds is run until it has taken them, and the median of its times is
-    its entry: a neighbour of this machine who takes some milliseconds is else a third of it."""
+    """Run the sides in turn, `rounds` times after `warmup` rounds that are not counted.
+
+    A side that takes less than `at_least` seconds is run until it has taken them, and the median of
+    its times is its entry: a neighbour who takes some milliseconds is else a third of it.
+    """
     progress.reset(rounds)
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     shuffled = random.Random(0)
@@ -115,6 +117,13 @@ def machine_line() -> str:
         f"{m['cpus']} cpus (load {m['load']}), {m['memory_gib']} GiB, linux {m['kernel']}, "
         f"python {m['python']}, torch {m['torch']} ({m['torch_threads']} threads)"
     )
+
+
+def caption(figure: Any, what: str) -> None:
+    """Above a plot: what was measured, and on which machine."""
+    # At a size of 7 points some 19 letters are an inch.
+    text = textwrap.fill(f"{what} {machine_line()}", int(19 * figure.get_figwidth()))
+    figure.suptitle(text, fontsize=7, color="#777777")
 
 
 def show_seconds(seconds: float) -> str:

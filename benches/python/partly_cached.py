@@ -24,7 +24,7 @@ import matplotlib as mpl
 import stocache
 import stocaching
 import torch
-from measure import Side, Table, interleave, machine_line, run, show_seconds
+from measure import Side, Table, caption, interleave, run, show_seconds
 from stocache import CachedDataset
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -250,11 +250,7 @@ def plot(table: Table, progress: tqdm[None], rounds: int) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#eeeeee")
     panels[0].legend(frameon=False)
-    figure.suptitle(
-        f"Epochs of {SAMPLES} samples of 150 KB, 2 workers. {machine_line()}",
-        fontsize=8,
-        color="#777777",
-    )
+    caption(figure, f"Epochs of {SAMPLES} samples of 150 KB, 2 workers.")
     PLOT.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(PLOT, dpi=150)
     plt.close(figure)

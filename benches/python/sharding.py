@@ -23,7 +23,7 @@ from typing import Any
 import matplotlib as mpl
 import stocache
 import torch
-from measure import Table, interleave, machine_line, run, show_seconds, timed
+from measure import Table, caption, interleave, run, show_seconds, timed
 from stocache import BiLevelCachedDataset, CachedDataset, LazyShardDataset
 from stocache._sharding.shard import Deal, Visits
 from stocache._sharding.shares import Report, Terms, share_of
@@ -232,10 +232,7 @@ def epochs(table: Table, progress: Any, rounds: int) -> None:
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(
-        f"{count // 2} samples of 3 KB, 1 ms each, 2 workers. {machine_line()}",
-        fontsize=6, color="#777777",
-    )  # fmt: skip
+    caption(figure, f"{count // 2} samples of 3 KB, 1 ms each, 2 workers.")
     PLOT.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(PLOT, dpi=150)
     plt.close(figure)

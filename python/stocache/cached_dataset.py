@@ -233,9 +233,9 @@ class CachedDataset(Dataset[Sample]):
         if type(index) is not int and _is_many(index):
             chosen = _listed(index, self._stocache.length)
             samples = self._stocache.get_many(chosen, transform is not None)
-            return samples if transform is None else self._transformed(samples, chosen)
+            return samples if transform is None else self._stocache_transformed(samples, chosen)
         sample = self._stocache.get(index, transform is not None)
-        return sample if transform is None else self._transformed([sample], [index])[0]
+        return sample if transform is None else self._stocache_transformed([sample], [index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """The samples of a batch; misses are loaded together. A DataLoader calls this."""
@@ -245,9 +245,9 @@ class CachedDataset(Dataset[Sample]):
         if transform is None:
             return self._stocache.get_many(indices, whole=True)
         indices = list(indices) if hasattr(indices, "__next__") else indices
-        return self._transformed(self._stocache.get_many(indices, to_edit=True), indices)
+        return self._stocache_transformed(self._stocache.get_many(indices, to_edit=True), indices)
 
-    def _transformed(self, samples: list[Any], indices: Iterable[Any]) -> list[Any]:
+    def _stocache_transformed(self, samples: list[Any], indices: Iterable[Any]) -> list[Any]:
         """As they are handed out."""
         fusing = self._stocache_fusing(indices)
         if fusing is not None:

@@ -330,7 +330,7 @@ def test_a_transform_that_runs_dry_shortens_no_batch(cached):
 
 
 def test_control_what_is_mapped_ends_without_a_word(cached, monkeypatch):
-    monkeypatch.setattr(implementation, "_each", lambda *arguments: list(map(*arguments)))
+    monkeypatch.setattr(Samples, "transformed", lambda self, *arguments: list(map(*arguments)))
     dataset = cached(rows(), transform=RunsDry())
     assert [len(batch) for batch in DataLoader(dataset, 3, sampler=range(6))] == [3, 1]
 

@@ -495,7 +495,8 @@ impl Batch {
         if !self.plan_more() {
             return false;
         }
-        for rows in self.copied[before..].to_vec() {
+        for at in before..self.copied.len() {
+            let rows = Arc::clone(&self.copied[at]);
             // SAFETY: by the promises of `begin` and `give`: the columns are as long as those of before.
             unsafe { self.copy(&rows) };
         }
