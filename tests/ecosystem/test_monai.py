@@ -14,11 +14,14 @@ from monai.transforms import (
     EnsureChannelFirst,
     EnsureChannelFirstd,
     Flip,
+    Lambdad,
     RandFlipd,
     RandGaussianNoised,
     ScaleIntensityd,
     Spacing,
+    TorchVisiond,
     ToTensord,
+    Transform,
 )
 from monai.utils import set_determinism
 from sources import Fixed
@@ -112,6 +115,26 @@ def test_up_to_the_first_random_transform_as_cache_dataset_does(seeded, capsys):
                 assert alike(dataset[i], plain[i])
         assert dataset.stats().loads == 8
         assert len({dataset[1]["image"].sum().item() for _ in range(4)}) > 1
+
+
+class Shaken(Transform):
+    def __call__(self, sample):
+        return {**sample, "image": sample["image"] + torch.rand(1).item()}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Shaken(),
+        Lambdad("image", lambda image: image + torch.rand(1).item()),
+        TorchVisiond("image", name="ColorJitter", brightness=0.9),
+    ],
+)
+def test_what_calls_a_function_of_somebody_else_counts_as_random(step, capsys):
+    first = EnsureChannelFirstd("image", channel_dim="no_channel")
+    source = Dataset(items(), Compose([first, step, ScaleIntensityd("image")]))
+    with CachedDataset.until_random(source, "16MiB"):
+        assert "Cached are 1 of 3 steps of Dataset.transform" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -392,7 +392,15 @@ def test_masked_arrays():
         assert (got.mask is np.ma.nomask) == (value.mask is np.ma.nomask)
         assert before.keys() == vars(value).keys()
         assert all(vars(value)[name] is before[name] for name in before), "it was edited"
+        assert (vars(got)["_fill_value"] is None) == (before["_fill_value"] is None)
         assert np.asarray(got.fill_value).tobytes() == np.asarray(value.fill_value).tobytes()
+
+
+def test_a_fill_value_that_was_not_set_follows_the_type():
+    value = np.ma.array([1, 2, 3], mask=[0, 1, 0])
+    got = back([value])[0]
+    assert np.array_equal((got / 2).filled(), (value / 2).filled())
+    assert np.array_equal(got.astype("U5").filled(), value.astype("U5").filled())
 
 
 def test_control_asking_for_a_fill_value_edits_the_array():

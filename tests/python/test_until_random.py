@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 from stocache import CachedDataset
+from stocache._dataset import splitting
 from torch.utils.data import DataLoader, Dataset, Subset
 
 Pair = collections.namedtuple("Pair", "picture label")
@@ -52,6 +53,10 @@ class Pictures(Dataset):
         if self.shape == "same twice":
             given = self.transform(picture)
             return given, {"again": given}
+        if self.shape == "beside":
+            return self.transform(picture), picture
+        if self.shape == "number":
+            return self.transform(i), i
         if self.shape == "changed":
             return self.transform(picture) * 2
         given = self.transform(picture)
@@ -95,7 +100,7 @@ def cut():
         dataset.close()
 
 
-SHAPES = ["tuple", "alone", "dict", "named", "two views", "same twice"]
+SHAPES = ["tuple", "alone", "dict", "named", "two views", "same twice", "beside"]
 
 
 def shown(sample):
@@ -204,6 +209,30 @@ def test_a_transform_of_image_and_target(cut):
         expected = shown(plain[2])
         random.seed(3)
         assert shown(dataset[2]) == expected
+
+
+def both_of(dataset):
+    sample = dataset[3]
+    return sample[0].tolist(), sample[1].tolist()
+
+
+@pytest.mark.parametrize("first", [[], [torch.nn.Identity()]])
+def test_what_went_in_stays_as_it_is(cut, first):
+    dataset = cut(Pictures(torch.nn.Sequential(*first, Step(1)), "beside"), steps=len(first))
+    assert [both_of(dataset) for _ in range(2)] == [([4, 4], [3, 3])] * 2
+
+
+def test_control_by_identity_alone_it_would_not(cut, monkeypatch):
+    monkeypatch.setattr(splitting, "_another", lambda value: value)
+    dataset = cut(Pictures(torch.nn.Sequential(Step(1)), "beside"), steps=0)
+    assert both_of(dataset) == ([4, 4], [4, 4])
+
+
+def test_a_number_that_stands_at_two_places_is_told(cut):
+    dataset = cut(Pictures(torch.nn.Sequential(Step(1)), "number"), steps=0)
+    with pytest.raises(ValueError, match="3, stands at 2 places") as caught:
+        dataset[3]
+    assert "\n" not in str(caught.value)
 
 
 def test_what_is_changed_after_the_transform_is_told(cut):

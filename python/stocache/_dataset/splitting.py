@@ -8,6 +8,7 @@ called its transform for one sample, the rest goes on there. The places are cach
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from collections.abc import Callable, Sequence
@@ -27,10 +28,17 @@ _SAME_EVERY_TIME = frozenset((
     "SetClampingMode", "TenCrop", "ToDtype", "ToImage", "ToPILImage", "ToPureTensor", "ToTensor",
     "UniformTemporalSubsample",
 ))  # fmt: skip
+# Steps of MONAI that call somebody else's function, of which nobody knows what it does.
+_CALLS_OTHERS = frozenset((
+    "Lambda", "Lambdad", "TorchIO", "TorchIOd", "TorchVision", "TorchVisiond",
+))  # fmt: skip
 _COMPOSED = frozenset((
     "monai.transforms.compose.Compose", "torchvision.transforms.transforms.Compose",
     "torchvision.transforms.v2._container.Compose",
 ))  # fmt: skip
+
+# Equal values of these may be one object, whoever made them.
+_ONE_OBJECT = (int, float, str, bytes, bool, type(None))
 
 Path = tuple[Any, ...]
 # What the first steps gave for the sample that is being loaded, in the order of the calls.
@@ -107,6 +115,9 @@ class First:
             value = arguments[0] if len(arguments) == 1 else arguments
         given = _GIVEN.get()
         if given is not None:
+            # What went in may stand in the sample, too, where the rest has nothing to do.
+            if any(value is argument for argument in arguments):
+                value = _another(value)
             given.append(value)
         return value
 
@@ -220,7 +231,9 @@ def _may_be_random(step: Any) -> bool:
     monai: Any = sys.modules.get("monai.transforms")
     if monai is not None and isinstance(step, monai.Transform):
         trait = getattr(monai, "RandomizableTrait", monai.Randomizable)
-        return isinstance(step, trait)
+        library, _, name = _kind(step).rpartition(".")
+        is_known = library.startswith("monai.") and name not in _CALLS_OTHERS
+        return isinstance(step, trait) or not is_known
     library, _, name = _kind(step).rpartition(".")
     if not library.startswith("torchvision.transforms"):
         return True
@@ -239,6 +252,13 @@ def _with_first_steps(dataset: Any, name: str, first: First) -> Any:
         made.transforms = _shallow(standard)
         made.transforms.transform = first
     return made
+
+
+def _another(value: Any) -> Any:
+    """Another object with the same contents; if there can be none, this one."""
+    with contextlib.suppress(Exception):
+        return copy.copy(value)
+    return value
 
 
 def _shallow(value: Any) -> Any:
@@ -266,6 +286,14 @@ def _places(sample: Any, given: list[Any], dataset: Any) -> tuple[tuple[Path, ..
     found: list[list[Path]] = [[] for _ in given]
     _look(sample, given, (), found)
     _share_out(given, found)
+    for value, paths in zip(given, found, strict=True):
+        if type(value) in _ONE_OBJECT and len(paths) > 1:
+            raise ValueError(
+                f"what the transform of {type(dataset).__name__} gives, {value!r}, stands at "
+                f"{len(paths)} places of its sample, and nobody can tell which of them it gave; "
+                "take the random steps out of it and pass them as "
+                "CachedDataset(transform_sample=...)"
+            )
     if not given or not all(found):
         kind = type(dataset).__name__
         raise ValueError(

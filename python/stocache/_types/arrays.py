@@ -136,8 +136,10 @@ def _masked_parts(value: Any) -> Any:
     if value.baseclass is not np.ndarray or _has_attributes(value):
         return NotImplemented
     mask = None if value.mask is np.ma.nomask else np.asarray(value.mask)
-    # Of a view: an array that is asked for its fill value keeps it.
-    fill_value = np.asarray(value.view().fill_value)
+    # One that was not set follows from the type, also of what is computed with the array. An array
+    # that is asked for it keeps it.
+    fill_value = vars(value).get("_fill_value")
+    fill_value = None if fill_value is None else np.asarray(fill_value)
     return value.data, mask, fill_value, value.hardmask
 
 
