@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
-from stocache._dataset.augmenting import Fusing, seed_of
+from stocache._dataset.augmenting import Fusing
 from stocache._loading.gatherer import Gatherer
 from stocache._loading.sources import Source, source_of
 from stocache._loading.views import WholeBatches
@@ -69,7 +69,7 @@ class DataLoader(compat.Loader):
         pipeline = next((each for each in pipelines if each is not None), None)
         if pipeline is None:
             return None
-        return seed_of(pipeline), source.epoch() if pipeline.epoch is None else pipeline.epoch
+        return pipeline.seed_here(), source.epoch() if pipeline.epoch is None else pipeline.epoch
 
     def _stocache_gatherer(self, source: Source | None) -> Gatherer | None:
         """Makes the batches of an epoch that begins now, if that can be done here."""

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import get_worker_info
 
 from stocache import _C
@@ -69,17 +68,6 @@ def said(numbers: Numbers | None) -> Iterator[None]:
         _SAID.reset(before)
 
 
-def seed_of(pipeline: Pipeline) -> int:
-    """Of a run that begins now, or of the one that this worker belongs to."""
-    if pipeline.seed is not None:
-        return pipeline.seed
-    if get_worker_info() is None:
-        return torch.initial_seed()
-    # A worker has a seed of its own.
-    sent = pipeline.sent_seed()
-    return _inherited if sent is None else sent
-
-
 class Passes:
     """How often a process went through a dataset without a word on epochs: a new pass begins with
     a sample that was asked for in this one."""
@@ -123,7 +111,7 @@ def fusing(
     epoch = pipeline.epoch
     if epoch is None:
         epoch = passes.epoch(map(number_of, keys))
-    return Fusing(pipeline, seed_of(pipeline), epoch, numbering)
+    return Fusing(pipeline, pipeline.seed_here(), epoch, numbering)
 
 
 def number_of(key: Any, length: int = 0) -> int:
@@ -135,15 +123,3 @@ def number_of(key: Any, length: int = 0) -> int:
     except TypeError:
         digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little")
-
-
-# The seed of the process that forked this one, as it was then: a worker gets another one.
-_inherited = 0
-
-
-def _before_fork() -> None:
-    global _inherited
-    _inherited = torch.initial_seed()
-
-
-os.register_at_fork(before=_before_fork)
