@@ -1,6 +1,7 @@
 #include "api/cache.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <stocache/version.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 

@@ -14,7 +14,8 @@
 // conservative alias analysis tells TorchScript. The tag says that results depend on more than the
 // arguments: without it torch calls an operator while tracing, if its tensors are constants.
 
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <torch/library.h>
 
 #include "api/cache.h"

@@ -1,6 +1,4 @@
 #include "codec/classes.h"
-// Python.h stays first.
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 
@@ -28,11 +26,11 @@ Ref find(PyObject* module_name, const std::vector<Ref>& path) {
     if (Ref found = inside(Ref::to(module))) return found;
   }
   if (PyErr_Occurred()) {
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw python_error();
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw PythonError();
     PyErr_Clear();
   }
   if (Ref found = inside(Ref(PyImport_Import(module_name)))) return found;
-  if (!PyErr_ExceptionMatches(PyExc_Exception)) throw python_error();
+  if (!PyErr_ExceptionMatches(PyExc_Exception)) throw PythonError();
   const std::string why = pending_error();
   PyErr_Clear();
   TORCH_CHECK_VALUE(false, "the class ", dotted(module_name, path),
@@ -157,7 +155,7 @@ std::shared_ptr<Known> ask_parts(PyTypeObject* type, bool& registered) {
   int stacked = 0, over_data = 0, said = 0;
   if (!PyArg_ParseTuple(entry.get(), "UUOOppp", &module, &name, &to_parts, &from_parts, &stacked,
                         &over_data, &said)) {
-    throw python_error();
+    throw PythonError();
   }
   auto known = known_as(Kind::Object, type);
   note_place(*known, module, name);
@@ -166,7 +164,7 @@ std::shared_ptr<Known> ask_parts(PyTypeObject* type, bool& registered) {
   known->to_parts = Ref::to(to_parts);
   known->from_parts = Ref::to(from_parts);
   known->stacked = stacked;
-  known->over_data = over_data && is_subtype(type, THPVariableClass);
+  known->over_data = over_data && PyType_IsSubtype(type, tensor_type());
   registered = said;
   return known;
 }

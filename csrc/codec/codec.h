@@ -89,7 +89,7 @@ struct Encoded {
   bool is_there() const;
 };
 
-// Throws python_error: of what the sample's own code raises, or of an UnsupportedSample for a type
+// Throws PythonError: of what the sample's own code raises, or of an UnsupportedSample for a type
 // or a value that cannot be stored, which names the place within the sample and the remedy.
 Encoded encode(PyObject* sample, bool allow_pickle);
 
@@ -163,7 +163,7 @@ class Collation {
   // Begins to copy, on up to that many threads, this one included. Needs no GIL.
   void begin(size_t threads);
   // The batch, a new reference; once, after every row was copied. nullptr without a Python error if
-  // a class wants its samples to be collated otherwise. Throws python_error, or c10::ValueError if
+  // a class wants its samples to be collated otherwise. Throws PythonError, or c10::ValueError if
   // strings or parts are damaged.
   PyObject* finish();
 

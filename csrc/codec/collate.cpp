@@ -2,10 +2,8 @@
 // the copies are in Rust (rust/core/src/batches).
 #include "codec/schema.h"
 // Python.h stays first.
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <cstring>
@@ -129,7 +127,7 @@ Ref Collation::node(bool in_sequence) {
     const size_t at = next_column_++;
     at::Tensor made = std::move(columns_[at]);
     if (are_turned_[at]) made = made.movedim(-1, 1);
-    return checked(THPVariable_Wrap(std::move(made)));
+    return checked(to_python(std::move(made)));
   };
   switch (node.kind) {
     case Kind::Str:

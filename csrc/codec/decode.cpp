@@ -1,12 +1,8 @@
 // Records to samples: Decoder walks a schema and makes objects over the bytes of a record.
 #include "codec/schema.h"
 // Python.h stays first.
-#include <ATen/Functions.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/SmallVector.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/Size.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>
 
@@ -50,22 +46,6 @@ PyTypeObject* slice_type() {
   static PyObject* type = nullptr;
   if (!type) type = checked(PyType_FromSpec(&spec)).release();
   return reinterpret_cast<PyTypeObject*>(type);
-}
-
-// torch makes objects of a subclass itself, from 2.11 on.
-template <typename Tensor>
-concept Wrapped =
-    requires(const Tensor& tensor, PyTypeObject* type) { THPVariable_Wrap(tensor, type); };
-
-template <typename Tensor>
-Ref wrapped_as(const Tensor& tensor, PyTypeObject* type) {
-  if constexpr (Wrapped<Tensor>) {
-    return checked(THPVariable_Wrap(tensor, type));
-  } else {
-    Ref plain = checked(THPVariable_Wrap(tensor));
-    return checked(PyObject_CallMethodOneArg(plain.get(), NAME("as_subclass"),
-                                             reinterpret_cast<PyObject*>(type)));
-  }
 }
 
 void drop_owner(void* owner) {
@@ -257,7 +237,7 @@ Ref Decoder::enum_member(const Node& node) const {
   Ref name = make_text(payload(node), size(node));
   Ref member(PyObject_GetItem(known->type.get(), name.get()));
   if (!member) {
-    if (!PyErr_ExceptionMatches(PyExc_KeyError)) throw python_error();
+    if (!PyErr_ExceptionMatches(PyExc_KeyError)) throw PythonError();
     PyErr_Clear();
     TORCH_CHECK_VALUE(false, "a sample was stored with the member ", ascii(name.get()), " of ",
                       type_name(known->pytype()), ", which has no such member now");
@@ -271,7 +251,7 @@ Ref Decoder::pairs(const Node& node) {
     Ref key = this->node();
     Ref value = this->node();
     if (PyDict_SetItem(dict.get(), key.get(), value.get()) < 0) {
-      if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw python_error();
+      if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw PythonError();
       PyErr_Clear();
       malformed("a dict with a key that cannot be one");
     }
@@ -282,7 +262,7 @@ Ref Decoder::pairs(const Node& node) {
 
 // Its data, and its attributes if it has any: what from_parts would make of them.
 Ref Decoder::tensor_subclass(const Node& node, const Known& known) {
-  Ref made = wrapped_as(tensor(impl_.nodes[next_++]), known.pytype());
+  Ref made = checked(to_python(tensor(impl_.nodes[next_++]), known.pytype()));
   if (node.count == 2) {
     Ref attributes = this->node();
     check(PyObject_GenericSetDict(made.get(), attributes.get(), nullptr));
@@ -308,7 +288,7 @@ Ref Decoder::object(const Node& node) {
   if (made) return made;
   // Out of memory says nothing about the parts.
   if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
-    throw python_error();
+    throw PythonError();
   }
   const std::string why = pending_error();
   PyErr_Clear();
@@ -343,7 +323,7 @@ Ref Decoder::node() {
   const Node& node = impl_.nodes[next_++];
   switch (node.kind) {
     case Kind::Tensor:
-      return checked(THPVariable_Wrap(tensor(node)));
+      return checked(to_python(tensor(node)));
     case Kind::Int:
       return checked(PyLong_FromLongLong(number<int64_t>(node)));
     case Kind::Tuple: {
@@ -412,7 +392,7 @@ Ref Decoder::node() {
         PyTuple_SET_ITEM(sizes.get(), i,
                          checked(PyLong_FromLongLong(number<int64_t>(node, i))).release());
       }
-      return checked(PyObject_CallOneArg(reinterpret_cast<PyObject*>(&THPSizeType), sizes.get()));
+      return checked(PyObject_CallOneArg(reinterpret_cast<PyObject*>(size_type()), sizes.get()));
     }
     case Kind::NamedTuple:
       return named_tuple(node);

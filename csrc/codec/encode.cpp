@@ -1,8 +1,5 @@
 // Samples to records: the walk, containers, numbers and texts.
 #include "codec/encoder.h"
-// Python.h stays first.
-#include <torch/csrc/Size.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 namespace stocache::codec {
 
@@ -16,7 +13,7 @@ void Encoder::enter(PyObject* object, const Path& where, int depth) const {
 
 void Encoder::object(PyObject* object, const Path& where, int depth) {
   PyTypeObject* type = Py_TYPE(object);
-  if (type == reinterpret_cast<PyTypeObject*>(THPVariableClass)) {
+  if (type == tensor_type()) {
     tensor(object, where);
   } else if (type == &PyLong_Type) {
     integer(object, where);
@@ -68,7 +65,7 @@ void Encoder::object(PyObject* object, const Path& where, int depth) {
     add_number(value.imag);
   } else if (type == &PyODict_Type) {
     ordered_dict(object, where, depth);
-  } else if (type == &THPSizeType) {
+  } else if (type == size_type()) {
     torch_size(object, where);
   } else if (const auto known = study(type)) {
     switch (known->kind) {

@@ -1,8 +1,7 @@
 // Samples to records: tensors, arrays, numpy scalars and images.
 #include "codec/encoder.h"
 // Python.h stays first.
-#include <ATen/Functions.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
@@ -40,7 +39,7 @@ const ArrayInterface& interface_of(PyObject* object, Ref& capsule) {
   capsule = checked(PyObject_GetAttr(object, NAME("__array_struct__")));
   const auto* found =
       static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.get(), nullptr));
-  if (!found) throw python_error();
+  if (!found) throw PythonError();
   TORCH_CHECK_VALUE(found->two == 2, "numpy's array interface is not as documented");
   return *found;
 }
@@ -66,7 +65,7 @@ c10::ScalarType word_of(c10::ScalarType type) {
 void Encoder::tensor(PyObject* object, const Path& where) {
   Ref dict = dict_of(object);
   if (dict && PyDict_GET_SIZE(dict.get())) return other(object, where, "with attributes");
-  const at::Tensor& given = THPVariable_Unpack(object);
+  const at::Tensor& given = tensor_in(object);
   const auto* impl = given.unsafeGetTensorImpl();
   out_.has_gradients = out_.has_gradients || (given.defined() && given.requires_grad());
   if (!(impl->key_set().raw_repr() & ~kPlainKeys) && impl->is_contiguous()) [[likely]] {
@@ -209,7 +208,7 @@ void Encoder::image(PyObject* object, const Path& where, int depth) {
   Ref size = checked(PyObject_GetAttr(object, NAME("size")));
   long long width = 0, height = 0;
   if (!PyTuple_Check(size.get())) return other(object, where, "without a size");
-  if (!PyArg_ParseTuple(size.get(), "LL", &width, &height)) throw python_error();
+  if (!PyArg_ParseTuple(size.get(), "LL", &width, &height)) throw PythonError();
   Ref pixels = checked(PyObject_CallMethodNoArgs(object, NAME("tobytes")));
   Ref palette;
   std::string palette_mode;

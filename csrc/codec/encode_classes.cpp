@@ -1,16 +1,14 @@
 // Samples to records: named tuples, dataclasses and enums, and what is left to pickle.
-#include "codec/encoder.h"
-// Python.h stays first.
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <algorithm>
+
+#include "codec/encoder.h"
 
 namespace stocache::codec {
 
 Ref dict_of(PyObject* object) {
   Ref dict(PyObject_GenericGetDict(object, nullptr));
   if (!dict) {
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw python_error();
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw PythonError();
     PyErr_Clear();
   }
   return dict;
@@ -100,7 +98,7 @@ void Encoder::enum_member(PyObject* object, const Known& known, const Path& wher
   Ref member;
   if (PyUnicode_CheckExact(name.get())) {
     member = Ref(PyObject_GetItem(known.type.get(), name.get()));
-    if (!member && !PyErr_ExceptionMatches(PyExc_KeyError)) throw python_error();
+    if (!member && !PyErr_ExceptionMatches(PyExc_KeyError)) throw PythonError();
     PyErr_Clear();
   }
   if (member.get() != object) return other(object, where, "that has no name of its own");
@@ -114,7 +112,7 @@ bool Encoder::parts(PyObject* object, const Known& known, const Path& where, int
   if (!given) {
     // Out of memory says nothing about the object.
     if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
-      throw python_error();
+      throw PythonError();
     }
     if (allow_pickle_) {
       PyErr_Clear();
@@ -152,7 +150,7 @@ void Encoder::pickle(PyObject* object, const Path& where) {
   if (!bytes) {
     // Out of memory says nothing about the object.
     if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
-      throw python_error();
+      throw PythonError();
     }
     const std::string why = pending_error();
     throw_unsupported(text_of(where), text_of(where) + " is " +
@@ -177,7 +175,7 @@ void Encoder::other(PyObject* object, const Path& where, const std::string& why)
   constexpr const char* remedy =
       ", say how with stocache.register_type, or pass allow_pickle=True to store it with pickle";
   const Numpy* np = numpy_if_loaded();
-  if (is_subtype(type, THPVariableClass)) {
+  if (PyType_IsSubtype(type, tensor_type())) {
     refuse(where, what, ", a subclass of torch.Tensor; store a plain tensor (x.detach(), ",
            "x.as_subclass(torch.Tensor))", remedy);
   }

@@ -7,7 +7,7 @@ namespace stocache::codec {
 Ref attribute(PyObject* object, PyObject* name) {
   Ref value(PyObject_GetAttr(object, name));
   if (!value) {
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw python_error();
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw PythonError();
     PyErr_Clear();
   }
   return value;
@@ -15,7 +15,7 @@ Ref attribute(PyObject* object, PyObject* name) {
 
 Ref loaded(PyObject* module_name) {
   Ref module(PyImport_GetModule(module_name));
-  if (!module && PyErr_Occurred()) throw python_error();
+  if (!module && PyErr_Occurred()) throw PythonError();
   return module.get() == Py_None ? Ref() : std::move(module);
 }
 
@@ -23,7 +23,7 @@ Ref decode_utf8(std::string_view text) {
   Ref made(
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass"));
   if (!made) {
-    if (!PyErr_ExceptionMatches(PyExc_UnicodeError)) throw python_error();
+    if (!PyErr_ExceptionMatches(PyExc_UnicodeError)) throw PythonError();
     PyErr_Clear();
   }
   return made;
@@ -38,7 +38,7 @@ Ref text_object(std::string_view text) {
 std::string_view utf8(PyObject* text) {
   Py_ssize_t size = 0;
   const char* data = PyUnicode_AsUTF8AndSize(text, &size);
-  if (!data) throw python_error();
+  if (!data) throw PythonError();
   return {data, static_cast<size_t>(size)};
 }
 
@@ -111,7 +111,7 @@ void throw_unsupported(const std::string& place, const std::string& text) {
   check(PyObject_SetAttr(error.get(), NAME("place"), where.get()));
   if (own_cause) PyException_SetCause(error.get(), own_cause.release());
   PyErr_SetObject(unsupported_type(), error.get());
-  throw python_error();
+  throw PythonError();
 }
 
 Ref interned(std::string_view text) {
@@ -190,7 +190,7 @@ std::shared_ptr<const DType> dtype_of(PyObject* dtype) {
   if (parsed->flexible) {
     Ref size = checked(PyObject_GetAttr(dtype, NAME("itemsize")));
     width = static_cast<uint32_t>(PyLong_AsUnsignedLong(size.get()) / parsed->itemsize);
-    if (PyErr_Occurred()) throw python_error();
+    if (PyErr_Occurred()) throw PythonError();
   }
   // A dtype of somebody else's making may carry the code of another.
   Ref again = make_dtype(*parsed, width);

@@ -1,10 +1,8 @@
 // What the codec needs of Python and numpy. Everything here needs the GIL.
 #pragma once
 
-#include <Python.h>
+#include "tensor/python.h"
 // Python.h stays first.
-#include <torch/csrc/Exceptions.h>
-
 #include <memory>
 #include <string>
 #include <string_view>
@@ -37,12 +35,12 @@ class Ref {
 };
 
 inline Ref checked(PyObject* owned) {
-  if (!owned) throw python_error();
+  if (!owned) throw PythonError();
   return Ref(owned);
 }
 
 inline void check(int status) {
-  if (status < 0) throw python_error();
+  if (status < 0) throw PythonError();
 }
 
 // A function or class of a module, looked up once and kept for ever.
@@ -61,7 +59,7 @@ inline void check(int status) {
 #define NAME(text)                                            \
   ([]() -> PyObject* {                                        \
     static PyObject* kept = PyUnicode_InternFromString(text); \
-    if (!kept) throw python_error();                          \
+    if (!kept) throw PythonError();                           \
     return kept;                                              \
   }())
 

@@ -5,11 +5,7 @@
 // in Python.
 #include "python/cache_type.h"
 // Python.h stays first.
-#include <ATen/Functions.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include <ATen/ops/empty.h>
 
 #include <array>
 
@@ -35,7 +31,7 @@ const std::shared_ptr<Cache>& borrowed(PyObject* self) {
   if (object->provisional) {
     object->provisional = false;
     PyObject* none = PyObject_CallMethod(self, "_agree_on_name", nullptr);
-    if (!none) throw python_error();
+    if (!none) throw PythonError();
     Py_DECREF(none);
   }
   TORCH_CHECK(object->cache, "this SharedCache is closed; construct a new one");
@@ -95,7 +91,7 @@ bool to_flag(PyObject* object, bool& flag) {
 }
 
 bool check_tensor(PyObject* object, const char* what) {
-  if (THPVariable_Check(object)) return true;
+  if (is_tensor(object)) return true;
   PyErr_Format(PyExc_TypeError, "%s is a %s; a torch.Tensor is needed (torch.as_tensor converts)",
                what, Py_TYPE(object)->tp_name);
   return false;
@@ -125,7 +121,7 @@ PyObject* get_slot(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     }
     auto view = cache->get_slot(index, allow_beyond, allow_empty);
     if (!view) Py_RETURN_NONE;
-    return THPVariable_Wrap(*std::move(view));
+    return to_python(*std::move(view));
   });
 }
 
@@ -149,7 +145,7 @@ PyObject* set_slot(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     if (cache->is_outside(index)) {
       return outside_dataset(cache->geometry().dataset_len, given[0]);
     }
-    const at::Tensor value = THPVariable_Unpack(given[1]);
+    const at::Tensor value = tensor_in(given[1]);
     Slot outcome;
     {
       WithoutGil free;
@@ -162,8 +158,8 @@ PyObject* set_slot(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
 
 // Indices as an int64 tensor. Lists are read here, other things by torch.as_tensor in Python.
 bool to_indices(PyObject* object, at::Tensor& indices) {
-  if (THPVariable_Check(object)) {
-    indices = THPVariable_Unpack(object);
+  if (is_tensor(object)) {
+    indices = tensor_in(object);
     return true;
   }
   // A tuple of our own: an element's __index__ may change the list it is in.
@@ -194,15 +190,14 @@ PyObject* get_many(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     at::Tensor indices;
     if (!to_indices(given[0], indices)) return nullptr;
     std::optional<at::Tensor> out;
-    if (has_out) out = THPVariable_Unpack(given[1]);
+    if (has_out) out = tensor_in(given[1]);
     std::tuple<at::Tensor, at::Tensor> result;
     {
       WithoutGil free;
       result = cache->get_many(indices, out, threads);
     }
-    PyObject* found = THPVariable_Wrap(std::move(std::get<1>(result)));
-    PyObject* batch =
-        has_out ? Py_NewRef(given[1]) : THPVariable_Wrap(std::move(std::get<0>(result)));
+    PyObject* found = to_python(std::move(std::get<1>(result)));
+    PyObject* batch = has_out ? Py_NewRef(given[1]) : to_python(std::move(std::get<0>(result)));
     return batch && found ? Py_BuildValue("NN", batch, found) : nullptr;
   });
 }
@@ -219,14 +214,14 @@ PyObject* set_many(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyOb
     const auto cache = opened(self);
     at::Tensor indices;
     if (!to_indices(given[0], indices)) return nullptr;
-    const at::Tensor values = THPVariable_Unpack(given[1]);
+    const at::Tensor values = tensor_in(given[1]);
     std::tuple<at::Tensor, bool> result;
     {
       WithoutGil free;
       result = cache->set_many(indices, values, allow_overwrite);
     }
     if (std::get<1>(result) && !warn_frozen(*cache)) return nullptr;
-    return THPVariable_Wrap(std::move(std::get<0>(result)));
+    return to_python(std::move(std::get<0>(result)));
   });
 }
 
@@ -250,7 +245,7 @@ PyObject* open_cache(PyObject* self, PyObject* args) {
   unsigned int pid = 0;
   std::vector<int64_t> dims;
   if (!PyArg_ParseTuple(args, "dLO!O!sspssssIi", &size_limit_gib, &dataset_len, &PyTuple_Type,
-                        &dims_object, &THPDtypeType, &dtype, &name, &backing, &keep, &verify,
+                        &dims_object, dtype_type(), &dtype, &name, &backing, &keep, &verify,
                         &fingerprint, &huge_pages, &instance, &pid, &fd) ||
       !to_dims(dims_object, dims)) {
     return nullptr;
@@ -258,8 +253,7 @@ PyObject* open_cache(PyObject* self, PyObject* args) {
   return guarded([&]() -> PyObject* {
     const auto words =
         Options(size_limit_gib).name(name).backing(backing).keep(keep).verify(verify);
-    auto options =
-        options_of(words, dataset_len, dims, reinterpret_cast<THPDtype*>(dtype)->scalar_type);
+    auto options = options_of(words, dataset_len, dims, dtype_in(dtype));
     options.fingerprint = fingerprint;
     options.huge_pages = huge_pages;
     options.instance = instance;
@@ -309,10 +303,6 @@ PyObject* to_tuple(at::IntArrayRef sizes) {
   return dims;
 }
 
-PyObject* to_object(at::ScalarType dtype) {
-  return reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype));
-}
-
 // What `_open` takes to come here again. Asked anew each time: pid and descriptor are those of this
 // process, which may be a fork.
 PyObject* arguments(PyObject* self, PyObject*) {
@@ -320,7 +310,7 @@ PyObject* arguments(PyObject* self, PyObject*) {
     const auto cache = opened(self);
     const auto o = cache->options();
     return Py_BuildValue("dLNOssNssssIi", o.size_limit_gib, static_cast<long long>(o.dataset_len),
-                         to_tuple(cache->sizes()), to_object(cache->dtype()),
+                         to_tuple(cache->sizes()), dtype_object(cache->dtype()),
                          std::string(o.name).c_str(), std::string(o.backing).c_str(),
                          PyBool_FromLong(o.keep), std::string(o.verify).c_str(),
                          std::string(o.fingerprint).c_str(), std::string(o.huge_pages).c_str(),
@@ -354,7 +344,7 @@ PyObject* stats(PyObject* self, PyObject*) {
 PyObject* slot_in_place(PyObject* self, PyObject* argument) {
   int64_t index = 0;
   if (!to_index(argument, index)) return nullptr;
-  return guarded([&] { return THPVariable_Wrap(opened(self)->slot_in_place(index)); });
+  return guarded([&] { return to_python(opened(self)->slot_in_place(index)); });
 }
 
 // A tensor made without the GIL, because reserving its memory may take a while.
@@ -367,7 +357,7 @@ PyObject* tensor(PyObject* self, PyObject*) {
       WithoutGil free;
       made = ((*cache).*make)();
     }
-    return THPVariable_Wrap(std::move(made));
+    return to_python(std::move(made));
   });
 }
 

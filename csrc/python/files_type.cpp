@@ -36,7 +36,7 @@ class Name {
       if (data_) return;
       PyErr_Clear();  // bytes that are no text, escaped
     }
-    if (!PyUnicode_FSConverter(object, &bytes_)) throw python_error();
+    if (!PyUnicode_FSConverter(object, &bytes_)) throw PythonError();
     data_ = PyBytes_AS_STRING(bytes_);
     size_ = PyBytes_GET_SIZE(bytes_);
   }

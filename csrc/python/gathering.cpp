@@ -1,8 +1,6 @@
 #include "python/gathering.h"
 
 #include <c10/core/InferenceMode.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -50,11 +48,11 @@ std::optional<codec::Encoded> taken_apart(PyObject* sample, bool fused) {
     // A pickle stands for an object that default_collate must see itself.
     auto encoded = codec::encode(sample, false);
     if (!encoded.has_gradients && can_be_gathered(parsed(encoded.schema), fused)) return encoded;
-  } catch (python_error& error) {
-    error.restore();
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw python_error();  // Ctrl-C
-    PyErr_Clear();
   } catch (const c10::Error&) {
+  } catch (...) {
+    if (!is_python_error()) throw;
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw PythonError();  // Ctrl-C
+    PyErr_Clear();
   }
   return std::nullopt;
 }
@@ -69,7 +67,7 @@ codec::Ref Loaded::sample(uint32_t row) const {
   }
   codec::Ref key = codec::checked(PyLong_FromUnsignedLong(row));
   PyObject* found = PyDict_GetItemWithError(samples, key.get());
-  if (!found && PyErr_Occurred()) throw python_error();
+  if (!found && PyErr_Occurred()) throw PythonError();
   return codec::Ref::to(found);
 }
 
@@ -291,7 +289,7 @@ PyObject* pack(PyObject* samples, bool fused) {
       to += (record.bytes + 15) / 16 * 16;
     }
   }
-  codec::Ref tensor = codec::checked(THPVariable_Wrap(packed));
+  codec::Ref tensor = codec::checked(to_python(packed));
   return PyTuple_Pack(3, tensor.get(), schemas.get(), rows.get());
 }
 

@@ -1,7 +1,5 @@
 #include "python/gathering_type.h"
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -32,11 +30,11 @@ bool to_records(PyObject* packed, Loaded& loaded) {
   if (!PyArg_ParseTuple(packed, "OO!O!", &tensor, &PyList_Type, &schemas, &PyList_Type, &rows)) {
     return false;
   }
-  if (!THPVariable_Check(tensor)) {
+  if (!is_tensor(tensor)) {
     PyErr_SetString(PyExc_TypeError, "packed records are a tensor");
     return false;
   }
-  const at::Tensor& memory = THPVariable_Unpack(tensor);
+  const at::Tensor& memory = tensor_in(tensor);
   TORCH_CHECK_VALUE(memory.is_contiguous() && memory.device().is_cpu() && memory.has_storage(),
                     "packed records are contiguous, in memory");
   const uint64_t size = memory.nbytes();

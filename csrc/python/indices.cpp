@@ -1,7 +1,5 @@
 #include "python/indices.h"
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include "codec/objects.h"
 #include "python/support.h"
 
@@ -23,8 +21,8 @@ bool are_plain(PyObject* object, std::vector<int64_t>& indices) {
 
 // What torch.randperm has drawn.
 bool are_numbers(PyObject* object, std::vector<int64_t>& indices) {
-  if (!THPVariable_CheckExact(object)) return false;
-  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (!is_plain_tensor(object)) return false;
+  const at::Tensor& tensor = tensor_in(object);
   if (tensor.scalar_type() != at::kLong || tensor.dim() != 1 || !tensor.is_cpu() ||
       !tensor.is_contiguous() || tensor.is_neg() || tensor._is_zerotensor() ||
       !tensor.has_storage()) {

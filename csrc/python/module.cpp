@@ -19,7 +19,6 @@
 namespace {
 
 using namespace stocache;
-using python::guarded;
 using python::to_text;
 
 PyObject* free_memory(PyObject*, PyObject*) {

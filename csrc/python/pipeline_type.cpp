@@ -1,9 +1,6 @@
 #include "python/pipeline_type.h"
 // Python.h stays first.
-#include <ATen/Functions.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include <ATen/ops/empty.h>
 
 #include <string>
 #include <vector>
@@ -70,14 +67,13 @@ bool sizes_of(PyObject* object, std::vector<int64_t>& sizes) {
 PyObject* output(PyObject* self, PyObject* args) {
   PyObject *sizes_object = nullptr, *dtype = nullptr;
   int form = 0;
-  if (!PyArg_ParseTuple(args, "OO!i", &sizes_object, &THPDtypeType, &dtype, &form)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OO!i", &sizes_object, dtype_type(), &dtype, &form)) return nullptr;
   return guarded([&]() -> PyObject* {
     std::vector<int64_t> sizes;
     if (!sizes_of(sizes_object, sizes)) return nullptr;
-    const auto shape = shape_of(sizes, reinterpret_cast<THPDtype*>(dtype)->scalar_type, form);
+    const auto shape = shape_of(sizes, dtype_in(dtype), form);
     const auto found = translated([&] { return of(self)->output(shape); });
-    PyObject* made = Py_NewRef(
-        reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(found.dtype))));
+    PyObject* made = Py_NewRef(dtype_object(static_cast<at::ScalarType>(found.dtype)));
     return Py_BuildValue("(N(LLL)N)", made, static_cast<long long>(found.dims[0]),
                          static_cast<long long>(found.dims[1]),
                          static_cast<long long>(found.dims[2]),
@@ -90,14 +86,14 @@ PyObject* drawn(PyObject* self, PyObject* args) {
   unsigned long long seed = 0, epoch = 0, index = 0;
   PyObject *sizes_object = nullptr, *dtype = nullptr;
   int form = 0;
-  if (!PyArg_ParseTuple(args, "KKKOO!i", &seed, &epoch, &index, &sizes_object, &THPDtypeType,
-                        &dtype, &form)) {
+  if (!PyArg_ParseTuple(args, "KKKOO!i", &seed, &epoch, &index, &sizes_object, dtype_type(), &dtype,
+                        &form)) {
     return nullptr;
   }
   return guarded([&]() -> PyObject* {
     std::vector<int64_t> sizes;
     if (!sizes_of(sizes_object, sizes)) return nullptr;
-    const auto shape = shape_of(sizes, reinterpret_cast<THPDtype*>(dtype)->scalar_type, form);
+    const auto shape = shape_of(sizes, dtype_in(dtype), form);
     const auto number = number_of(seed, epoch, index);
     const auto text = translated([&] { return of(self)->drawn(number, shape); });
     return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
@@ -105,8 +101,8 @@ PyObject* drawn(PyObject* self, PyObject* args) {
 }
 
 const at::Tensor* tensor_of(PyObject* object, const char* what) {
-  TORCH_CHECK_TYPE(THPVariable_Check(object), what, " is no tensor");
-  return &THPVariable_Unpack(object);
+  TORCH_CHECK_TYPE(is_tensor(object), what, " is no tensor");
+  return &tensor_in(object);
 }
 
 // apply(seed, epoch, indices, images, form, threads): a batch, of a batch of images; `indices` are
@@ -149,7 +145,7 @@ PyObject* apply(PyObject* self, PyObject* args) {
                          static_cast<uint8_t*>(made.mutable_data_ptr()),
                          static_cast<size_t>(threads > 1 ? threads : 1));
     });
-    return THPVariable_Wrap(std::move(made));
+    return to_python(std::move(made));
   });
 }
 

@@ -1,6 +1,6 @@
 #include "python/shards.h"
 
-#include <torch/csrc/autograd/python_variable.h>
+#include <ATen/ops/empty.h>
 
 #include <array>
 #include <vector>
@@ -63,7 +63,7 @@ PyObject* changed(PyObject* numbers, Change change) {
       translated([&] { change(slice(found.data(), found.size())); });
       std::copy(found.begin(), found.end(), tensor.mutable_data_ptr<int64_t>());
     }
-    return THPVariable_Wrap(tensor);
+    return to_python(tensor);
   });
 }
 

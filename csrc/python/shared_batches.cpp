@@ -1,10 +1,7 @@
 #include "python/shared_batches.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/alloc_cpu.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>
 #include <vector>
@@ -75,13 +72,13 @@ bool lies_within(uint64_t elements, at::IntArrayRef sizes, at::IntArrayRef strid
 }
 
 PyObject* batch_ticket(PyObject*, PyObject* argument) {
-  if (!THPVariable_Check(argument)) Py_RETURN_NONE;
+  if (!is_tensor(argument)) Py_RETURN_NONE;
   return guarded([&]() -> PyObject* {
-    const at::Tensor& tensor = THPVariable_Unpack(argument);
+    const at::Tensor& tensor = tensor_in(argument);
     if (!tensor.has_storage() || tensor.requires_grad() || tensor.is_conj() || tensor.is_neg()) {
       Py_RETURN_NONE;
     }
-    auto* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
+    PyObject* dtype = dtype_object(tensor.scalar_type());
     // Our deleter says that the memory under the storage is still ours.
     const auto deleter = tensor.storage().data_ptr().get_deleter();
     if (deleter == &free_small && tensor.is_contiguous()) {
@@ -107,7 +104,7 @@ PyObject* batch_tensor(PyObject*, PyObject* args) {
   PyObject *dtype = nullptr, *sizes_object = nullptr, *strides_object = nullptr;
   std::vector<int64_t> sizes, strides;
   if (!PyArg_ParseTuple(args, "IiKKKO!O!O!L", &ticket.pid, &ticket.fd, &instance, &bytes, &serial,
-                        &THPDtypeType, &dtype, &PyTuple_Type, &sizes_object, &PyTuple_Type,
+                        dtype_type(), &dtype, &PyTuple_Type, &sizes_object, &PyTuple_Type,
                         &strides_object, &offset) ||
       !to_vector(sizes_object, sizes) || !to_vector(strides_object, strides)) {
     return nullptr;
@@ -116,12 +113,12 @@ PyObject* batch_tensor(PyObject*, PyObject* args) {
   ticket.bytes = bytes;
   ticket.serial = serial;
   return guarded([&] {
-    const auto type = c10::scalarTypeToTypeMeta(reinterpret_cast<THPDtype*>(dtype)->scalar_type);
+    const auto type = c10::scalarTypeToTypeMeta(dtype_in(dtype));
     TORCH_CHECK_VALUE(lies_within(bytes / type.itemsize(), sizes, strides, offset),
                       "the message describes a batch that does not fit its memory");
     uint8_t* data = translated([&] { return bridge::receive_batch(ticket); });
     auto storage = storage_over(memory_of(data, data, &drop_batch), bytes);
-    return THPVariable_Wrap(tensor_over(std::move(storage), sizes, type, strides, offset));
+    return to_python(tensor_over(std::move(storage), sizes, type, strides, offset));
   });
 }
 
@@ -130,18 +127,17 @@ PyObject* batch_copy(PyObject*, PyObject* args) {
   Py_ssize_t bytes = 0;
   PyObject *dtype = nullptr, *sizes_object = nullptr;
   std::vector<int64_t> sizes;
-  if (!PyArg_ParseTuple(args, "y#O!O!", &contents, &bytes, &THPDtypeType, &dtype, &PyTuple_Type,
+  if (!PyArg_ParseTuple(args, "y#O!O!", &contents, &bytes, dtype_type(), &dtype, &PyTuple_Type,
                         &sizes_object) ||
       !to_vector(sizes_object, sizes)) {
     return nullptr;
   }
   return guarded([&] {
-    const at::Tensor copy = at::empty(
-        sizes, at::TensorOptions().dtype(reinterpret_cast<THPDtype*>(dtype)->scalar_type));
+    const at::Tensor copy = at::empty(sizes, at::TensorOptions().dtype(dtype_in(dtype)));
     TORCH_CHECK_VALUE(copy.nbytes() == static_cast<size_t>(bytes),
                       "the message describes a batch that does not fit its bytes");
     if (bytes > 0) std::memcpy(copy.mutable_data_ptr(), contents, static_cast<size_t>(bytes));
-    return THPVariable_Wrap(copy);
+    return to_python(copy);
   });
 }
 

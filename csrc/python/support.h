@@ -1,10 +1,8 @@
 // What the Python types of this extension share.
 #pragma once
 
-#include <Python.h>
+#include "tensor/python.h"
 // Python.h stays first.
-#include <stocache/errors.h>
-#include <torch/csrc/Exceptions.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -79,25 +77,6 @@ class InUse {
  private:
   Object* object_;
 };
-
-// Runs `act`; what it throws becomes the Python exception of the same meaning.
-template <typename Act>
-PyObject* guarded(Act&& act) {
-  HANDLE_TH_ERRORS
-  try {
-    return act();
-  } catch (const SpaceError& error) {
-    PyErr_SetString(PyExc_MemoryError, error.what_without_backtrace());
-    return nullptr;
-  } catch (const Interrupted&) {
-    if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
-    return nullptr;
-  } catch (const SystemError& error) {
-    PyErr_SetString(PyExc_OSError, error.what_without_backtrace());
-    return nullptr;
-  }
-  END_HANDLE_TH_ERRORS
-}
 
 // The value of an int. What does not fit is outside any dataset.
 inline int64_t value_of(PyObject* number) {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import glob
 import itertools
+import json
 import multiprocessing
 import os
 import random
@@ -16,8 +18,9 @@ import sys
 import textwrap
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -226,6 +229,26 @@ def nothing_left_behind(request):
 def unique_name():
     """A function that returns a cache name no other test, run or user has."""
     return lambda: f"test-{os.getpid()}-{next(SERIAL)}-{random.SystemRandom().getrandbits(40):x}"
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """once(name, make) is (folder, make(folder)): what the first test that asks has made, for all
+    tests of the run, whichever process runs them. What is made is what JSON can hold."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def made(name: str, make: Callable[[Path], Any]) -> tuple[Path, Any]:
+        folder, answer = base / f"once-{name}", base / f"once-{name}.json"
+        with open(base / f"once-{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not answer.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of one that failed
+                folder.mkdir()
+                answer.write_text(json.dumps(make(folder)))
+        return folder, json.loads(answer.read_text())
+
+    return made
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A training program for torchrun: every scenario a rank can be in, one launch for all of them.
 
-Each rank writes what it saw to <folder>/rank<n>.json; test_processes.py looks at the answers. The
+Each rank writes what it saw to <folder>/rank<n>.json; test_ranks.py looks at the answers. The
 scenarios go in the same order on every rank, with a barrier of files between them."""
 
 from __future__ import annotations
@@ -239,6 +239,11 @@ def one_rank_goes_first() -> dict:
     return seen
 
 
+def what_torchrun_told() -> dict:
+    words = ("RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "ROLE_NAME")
+    return {name: value for name, value in os.environ.items() if any(w in name for w in words)}
+
+
 SCENARIOS = {
     "shared": shared_without_an_argument,
     "spawned": shared_with_spawned_workers,
@@ -255,6 +260,7 @@ SCENARIOS = {
     "train and test": train_and_test,
     "twins": twins,
     "first": one_rank_goes_first,
+    "environment": what_torchrun_told,
 }
 
 

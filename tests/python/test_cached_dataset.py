@@ -13,6 +13,7 @@ import random
 import re
 import signal
 import sys
+import textwrap
 import threading
 import time
 import warnings
@@ -23,6 +24,7 @@ import numpy as np
 import pytest
 import stocache
 import torch
+import torchrun
 from kernel import hog_the_mount, mount_shm, process_state
 from samples import complaint, whole
 from sources import (
@@ -344,10 +346,10 @@ RANK = """
     """
 
 
-def test_ranks_of_a_node_share_without_an_argument(run_script, tmp_path):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    run_script(RANK, tmp_path, prefix=(sys.executable, *launcher), env={"OMP_NUM_THREADS": "1"})
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+def test_ranks_of_a_node_share_without_an_argument(tmp_path):
+    (tmp_path / "rank.py").write_text(textwrap.dedent(RANK))
+    torchrun.launch(tmp_path / "rank.py", tmp_path, folder=tmp_path).output()
+    ranks = torchrun.answers(tmp_path, 2)
     loads = lambda name: Counted(tmp_path / name, 64).loads()  # noqa: E731
     assert loads("shared.log") == Counter(range(64)), "once per node, not once per rank"
     assert [rank["shared"]["filled"] for rank in ranks] == [64, 64]

@@ -3,11 +3,7 @@ folder of its own for its server; and, where that is permitted, a network of its
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -16,10 +12,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torchrun
 from kernel import root_only
 from stocache._cluster import spawn
 
 HERE = Path(__file__).parent
+PROGRAM = HERE / "cluster_ranks.py"
 LENGTH = 96
 RANKS = 4
 
@@ -32,67 +30,28 @@ def program():
         pytest.skip(f"{error}; servers of several nodes are not covered")
 
 
-def launch(folder, master, fronts, extra=None, scenarios=()):
-    """What each rank saw in cluster_ranks.py; ``fronts`` is how a program is run on each node."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = []
-    try:
-        for node, front in enumerate(fronts):
-            (folder / f"tmp{node}").mkdir()
-            env = {
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(
-                    filter(None, [str(HERE), os.environ.get("PYTHONPATH")])
-                ),
-                "OMP_NUM_THREADS": "1",
-                "TMPDIR": str(folder / f"tmp{node}"),
-                "STOCACHE_SECRET": f"words of node {node}",
-                "STOCACHE_CLUSTER_TIMEOUT": "5",
-                **(extra or {}),
-            }
-            command = [
-                *front, sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(fronts)}",
-                f"--nproc-per-node={RANKS // len(fronts)}", f"--node-rank={node}",
-                f"--master-addr={master}", f"--master-port={port}",
-                str(HERE / "cluster_ranks.py"), str(folder), *scenarios,
-            ]  # fmt: skip
-            started.append(
-                subprocess.Popen(
-                    command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                    text=True, start_new_session=True,
-                )
-            )  # fmt: skip
-        for process in started:
-            out, _ = process.communicate(timeout=400)
-            assert process.returncode == 0, out
-    finally:
-        for process in started:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            process.stdout.close()
-    answers = [json.loads((folder / f"rank{k}.json").read_text()) for k in range(RANKS)]
-    for answer in answers:
-        failed = [each for each in answer.values() if isinstance(each, dict) and "error" in each]
-        assert not failed, failed[0]["error"]
-    return answers
+def node_environment(folder: Path, node: int) -> dict[str, str]:
+    own = folder / f"tmp{node}"
+    own.mkdir(exist_ok=True)
+    return {
+        "TMPDIR": str(own),
+        "STOCACHE_SECRET": f"words of node {node}",
+        "STOCACHE_CLUSTER_TIMEOUT": "5",
+    }
 
 
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory):
-    """One launch for all tests, also where several processes run them."""
-    shared = "PYTEST_XDIST_WORKER" in os.environ
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if shared else base) / "nodes"
-    folder.mkdir(exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "answers.json").exists():
-            answers = launch(folder, "127.0.0.1", [[], []])
-            (folder / "answers.json").write_text(json.dumps(answers))
-    answers = json.loads((folder / "answers.json").read_text())
+@pytest.fixture
+def nodes(once):
+    """What each rank saw in cluster_ranks.py: one launch for all tests."""
+
+    def launch(folder):
+        torchrun.launch(
+            PROGRAM, folder, folder=folder, nodes=2, ranks=RANKS // 2,
+            environment=lambda node: node_environment(folder, node),
+        ).output()  # fmt: skip
+        return torchrun.answers(folder, RANKS)
+
+    folder, answers = once("cluster-nodes", launch)
     return folder, lambda scenario: [answer[scenario] for answer in answers]
 
 
@@ -222,14 +181,16 @@ def test_servers_listen_where_other_nodes_reach_them_and_nowhere_else(tmp_path):
     except OSError as error:
         pytest.skip(f"{error}; nodes with networks of their own are not covered")
     try:
-        fronts = [
-            [*front, "env", f"GLOO_SOCKET_IFNAME=stocache{number}"]
-            for number, front in enumerate(network.fronts)
-        ]
-        answers = launch(tmp_path, "10.98.0.1", fronts, scenarios=["spawned"])
+        torchrun.launch_by_torchrun(
+            PROGRAM, tmp_path, "spawned", folder=tmp_path, fronts=network.fronts,
+            ranks=RANKS // 2, master="10.98.0.1",
+            environment=lambda node: {
+                **node_environment(tmp_path, node), "GLOO_SOCKET_IFNAME": f"stocache{node}",
+            },
+        ).output()  # fmt: skip
     finally:
         network.close()
-    answers = [answer["spawned"] for answer in answers]
+    answers = [answer["spawned"] for answer in torchrun.answers(tmp_path, RANKS)]
     assert once_each(answers[0]["loads"]), "each sample once, whichever node"
     for answer in answers:
         assert answer["servers"] == answers[0]["servers"]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import os
 import pickle
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -21,6 +18,7 @@ from pathlib import Path
 import pytest
 import stocache
 import torch
+import torchrun
 from far import (
     KIB,
     Loaded,
@@ -177,21 +175,12 @@ def test_ranks_and_their_workers_share_the_copies_and_two_sources_do_not_collide
     # one folder for both caches: what is made in there is counted by the kernel
     script = tmp_path / "train.py"
     script.write_text("\n".join(line[4:] for line in RANKS.splitlines()))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     with opened_at(images) as first, opened_at(truths) as second:
-        done = subprocess.run(
-            [*command, str(script), str(tmp_path), images, truths, near],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
+        torchrun.launch(script, tmp_path, images, truths, near, folder=tmp_path).output()
         for watch in (first, second):
             assert set(watch.count().values()) == {1}, "a file was copied again"
             assert len(watch.count()) == 20
-    answers = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    answers = torchrun.answers(tmp_path, 2)
     for which in ("images", "truths"):
         one, two = (answer[which] for answer in answers)
         assert one == two and one["epochs"] == [[20, [], []]] * 2

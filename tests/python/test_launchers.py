@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import zygote
 from stocache._sharing.launcher import Job, find_job
 
 # As the launchers set them, less what says nothing of ranks. {0} is the rank.
@@ -162,16 +163,13 @@ def ranks(tmp_path):
     the line at which a cache is made is part of the question who shares it."""
     script = tmp_path / "rank.py"
     script.write_text(textwrap.dedent(RANK))
-    children: list[subprocess.Popen] = []
+    children: list[zygote.Forked] = []
 
     def launch(launcher: str, options=lambda rank: {}) -> list[dict]:
         answers = []
         for rank in range(2):
             command = [sys.executable, str(script), json.dumps(options(rank))]
-            child = subprocess.Popen(
-                command, env={**os.environ, **rank_of(launcher, rank)}, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )  # fmt: skip
+            child = zygote.fork(command, tmp_path, {**os.environ, **rank_of(launcher, rank)})
             children.append(child)
             line = child.stdout.readline()
             assert line, child.stderr.read()
@@ -183,9 +181,8 @@ def ranks(tmp_path):
 
     yield launch
     for child in children:
-        if child.poll() is None:
-            child.kill()
-            child.communicate()
+        child.kill()
+        child.communicate()
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

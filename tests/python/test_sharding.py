@@ -5,13 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import json
-import os
 import pickle
 import re
-import signal
-import subprocess
-import sys
 from collections import ChainMap, Counter
 from pathlib import Path
 
@@ -19,6 +14,7 @@ import numpy as np
 import pytest
 import stocache
 import torch
+import torchrun
 from samples import complaint
 from sources import Counted, Fixed, Together
 from stocache import _C, CachedDataset, LazyShardDataset
@@ -598,48 +594,18 @@ def test_a_position_outside_is_an_error():
 # Under torchrun
 
 
-def launch(folder: Path, nodes: int, ranks: int) -> list[dict]:
-    """What each rank of so many nodes, all of them this one, saw in shard_ranks.py."""
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
-        "OMP_NUM_THREADS": "1",
-    }
-    port = 20_000 + os.getpid() % 20_000
-    started = []
-    try:
-        for node in range(nodes):
-            command = [
-                sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}",
-                f"--nproc-per-node={ranks}", f"--node-rank={node}", "--master-addr=127.0.0.1",
-                f"--master-port={port}", str(HERE / "shard_ranks.py"), str(folder),
-            ]  # fmt: skip
-            started.append(
-                subprocess.Popen(
-                    command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                    text=True, start_new_session=True,
-                )
-            )  # fmt: skip
-        for process in started:
-            out, _ = process.communicate(timeout=400)
-            assert process.returncode == 0, out
-    finally:
-        for process in started:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            process.stdout.close()
-    answers = [json.loads((folder / f"rank{k}.json").read_text()) for k in range(nodes * ranks)]
-    for answer in answers:
-        failed = [each for each in answer.values() if isinstance(each, dict) and "error" in each]
-        assert not failed, failed[0]["error"]
-    return answers
-
-
-@pytest.fixture(scope="module", params=[(1, 2), (2, 2), (1, 4)], ids=lambda p: f"{p[0]}x{p[1]}")
-def world(request, tmp_path_factory):
+@pytest.fixture(params=[(1, 2), (2, 2), (1, 4)], ids=lambda p: f"{p[0]}x{p[1]}")
+def world(request, once):
+    """What each rank of so many nodes saw in shard_ranks.py."""
     nodes, ranks = request.param
-    answers = launch(tmp_path_factory.mktemp("shards"), nodes, ranks)
+
+    def launch(folder):
+        torchrun.launch(
+            HERE / "shard_ranks.py", folder, folder=folder, nodes=nodes, ranks=ranks
+        ).output()
+        return torchrun.answers(folder, nodes * ranks)
+
+    _, answers = once(f"shards-{nodes}x{ranks}", launch)
     return nodes, ranks, lambda scenario: [answer[scenario] for answer in answers]
 
 
@@ -685,18 +651,14 @@ def test_the_example_of_bilevelcache(world):
 
 
 def test_the_example_prepares_all_and_finds_it_in_the_next_run(tmp_path):
-    env = {**os.environ, "SAMPLES": "80", "FOLDER": str(tmp_path / "prepared")}
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4",
-        str(HERE.parents[1] / "examples" / "preprocess.py"),
-    ]  # fmt: skip
+    example = HERE.parents[1] / "examples" / "preprocess.py"
+    environment = {"SAMPLES": "80", "FOLDER": str(tmp_path / "prepared")}
     for prepared in (80, 0):
-        done = subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
-        assert f"{prepared} samples were prepared on this node" in done.stdout
-        assert done.stdout.count("80 samples visited, 20 of them by each rank") == 2
+        said = torchrun.launch(
+            example, folder=tmp_path, ranks=4, environment=lambda node: environment
+        ).output()
+        assert f"{prepared} samples were prepared on this node" in said
+        assert said.count("80 samples visited, 20 of them by each rank") == 2
 
 
 def test_ranks_that_disagree_are_all_told(world):

@@ -1,8 +1,8 @@
 // cached(dataset, options): one line in front of a torch::data dataset.
 #pragma once
 
-#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
 #include <stocache/shared_cache.h>
 #include <torch/data/datasets/base.h>
 #include <torch/data/example.h>
