@@ -14,6 +14,7 @@ CPP    := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/include/stocache/*.h benches/c
 PYTHON := python benches/python examples tests/python tests/ecosystem setup.py
 # nextest where present; plain cargo test runs the same tests.
 CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest run,cargo test)
+MODELS := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --profile models
 PYTEST_ARGS ?=
 # The versions of torch that a wheel is built for: the last of each minor.
 TORCHES := 2.13.0 2.15.0
@@ -23,7 +24,7 @@ PYTEST_JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 PYTEST := -m pytest -q -n $(PYTEST_JOBS) --dist worksteal -p no:cacheprovider
 
 .PHONY: help demo demo-cpp test test-long rust-tests redis test-rust test-python test-ecosystem test-wheel \
-        test-torch test-torch-all test-tch lint format bench bench-peers bench-ffcv bench-core build wheel clean
+        test-torch test-torch-all test-tch lint lint-rust lint-python lint-cpp format bench bench-peers bench-ffcv bench-core build wheel clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,12 +62,12 @@ redis:
 rust-tests:
 	$(CARGO_TEST) --no-run --test '*'
 	$(CARGO_TEST) --no-run --features faults --lib --test controls
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --no-run --release --lib models
+	$(MODELS) --no-run --lib models
 
 test-rust: redis ## Core tests: units, models, tortures and their controls
 	$(CARGO_TEST) --no-fail-fast --test '*'
 	$(CARGO_TEST) --no-fail-fast --features faults --lib --test controls
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release --lib models
+	$(MODELS) --lib models
 
 # From another folder, so that nothing but the installed package can be imported.
 test-python: build redis ## Python tests, against the installed package
@@ -95,12 +96,19 @@ test-tch: $(VENV)/.deps ## Tests of the crate's feature tch, for Rust that holds
 	  CARGO_TARGET_DIR=target/tch cargo test --features tch --test tensors
 
 lint: build ## Formatting, clippy, ruff, mypy, clang-format
+	$(MAKE) -j2 --output-sync=target lint-rust lint-python lint-cpp
+
+lint-rust:
 	cargo fmt --all --check
 	cargo clippy --all-targets --features faults -- -D warnings
 	$(PY) setup.py -q clippy
+
+lint-python:
 	$(PY) -m ruff check $(PYTHON)
 	$(PY) -m ruff format --check $(PYTHON)
 	$(PY) -m mypy
+
+lint-cpp:
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP)
 
 format: $(VENV)/.deps ## Put all sources into the form that lint asks for
@@ -149,12 +157,13 @@ wheel: $(VENV)/.deps ## Build a wheel into dist/, for each torch in TORCHES
 clean: ## Remove everything that was built
 	rm -rf $(VENV) $(FFCV) $(ECOSYSTEM) target build dist python/*.egg-info
 
+# Most of what is installed is never imported: what is, Python compiles then.
 $(VENV)/.deps: requirements-dev.txt requirements-build.txt requirements-test.txt
 	@command -v cargo >/dev/null || { echo "stocache needs Rust 1.90 or newer, for example by rustup"; exit 1; }
 	@command -v c++ >/dev/null || { echo "stocache needs a C++ compiler: apt-get install g++"; exit 1; }
 	test -x $(PY) || python3 -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "stocache needs Python 3.10 or newer with venv: apt-get install python3-venv"; exit 1; }
-	$(VENV)/bin/pip install --progress-bar on -r requirements-dev.txt
+	$(VENV)/bin/pip install --progress-bar on --no-compile -r requirements-dev.txt
 	touch $@
 
 # The first build takes some minutes on two cores.

@@ -1,6 +1,6 @@
 //! Models of the slot protocol: loom tries every order of these steps.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release --lib segment::claim::models`
+//! `RUSTFLAGS="--cfg loom" cargo test --profile models --lib segment::claim::models`
 
 use super::*;
 use crate::segment::lock::StateLock;
