@@ -15,9 +15,11 @@ MINOR = ".".join(VERSION.split(".")[:2])
 NATIVE = f"torch{MINOR}"
 
 
-def the_error(run_script, source: str, **options) -> str:
-    """What `import stocache` says, on the last line of the traceback."""
-    answer = run_script(source, check=False, fresh=True, **options)
+def the_error(run_script, source: str, package: Path | None = None, **options) -> str:
+    """What `import stocache` says, on the last line of the traceback; of that package, if given."""
+    if package is not None:
+        source = f"import sys; sys.path.insert(0, {str(package.parent)!r}); {source}"
+    answer = run_script(source, check=False, **options)
     assert answer.returncode == 1, answer.stdout + answer.stderr
     return answer.stderr.strip().splitlines()[-1]
 
@@ -39,7 +41,7 @@ def test_another_torch_is_named_together_with_the_one_needed(run_script, copied,
     message = the_error(
         run_script,
         f'import torch; torch.__version__ = "{other}"; import stocache',
-        env={"PYTHONPATH": str(copied.parent)},
+        copied,
     )
     assert message == (
         f"ImportError: this stocache was built for torch {MINOR} but torch {other.split('+')[0]} "
@@ -53,7 +55,7 @@ def test_a_torch_that_is_too_old_is_told_without_a_build_for_it(run_script, copi
     message = the_error(
         run_script,
         f'import torch; torch.__version__ = "{old}"; import stocache',
-        env={"PYTHONPATH": str(copied.parent)},
+        copied,
     )
     assert message == (
         f"ImportError: stocache needs torch 2.9 or newer but torch {old.split('+')[0]} is "
@@ -67,7 +69,7 @@ def test_all_that_it_was_built_for_are_named(run_script, copied):
     message = the_error(
         run_script,
         'import torch; torch.__version__ = "2.99.0"; import stocache',
-        env={"PYTHONPATH": str(copied.parent)},
+        copied,
     )
     names = sorted({"2.7", "2.10", MINOR}, key=lambda name: int(name.split(".")[1]))
     assert f"built for torch {', '.join(names[:-1])} and {names[-1]} but torch 2.99.0" in message
@@ -76,29 +78,33 @@ def test_all_that_it_was_built_for_are_named(run_script, copied):
 
 @pytest.mark.parametrize("version", [f"{VERSION}+cpu", f"{MINOR}.99", f"{MINOR}.0.dev20261101"])
 def test_any_torch_of_the_minor_version_that_it_was_built_for_will_do(run_script, version):
-    run_script(f'import torch; torch.__version__ = "{version}"; import stocache', fresh=True)
+    run_script(f'import torch; torch.__version__ = "{version}"; import stocache')
 
 
 def test_a_torch_that_is_not_there_is_asked_for(run_script):
-    message = the_error(run_script, 'import sys; sys.modules["torch"] = None; import stocache')
+    message = the_error(
+        run_script, 'import sys; sys.modules["torch"] = None; import stocache', fresh=True
+    )
     assert message == "ImportError: stocache needs torch 2.9 or newer: run pip install torch"
 
 
 def test_trouble_inside_torch_is_torchs(run_script, tmp_path):
     (tmp_path / "torch.py").write_text("import a_module_that_torch_needs\n")
-    message = the_error(run_script, "import stocache", env={"PYTHONPATH": str(tmp_path)})
+    message = the_error(
+        run_script, "import stocache", env={"PYTHONPATH": str(tmp_path)}, fresh=True
+    )
     assert message == "ModuleNotFoundError: No module named 'a_module_that_torch_needs'"
 
 
 def test_a_source_folder_says_that_it_is_not_an_installed_package(run_script, copied):
     shutil.rmtree(copied / NATIVE)
-    message = the_error(run_script, "import stocache", env={"PYTHONPATH": str(copied.parent)})
+    message = the_error(run_script, "import stocache", copied)
     assert "not an installed package" in message and "pip install" in message
 
 
 def test_a_damaged_library_is_named(run_script, copied):
     (copied / NATIVE / "lib" / "libstocache.so").write_bytes(b"not a library")
-    message = the_error(run_script, "import stocache", env={"PYTHONPATH": str(copied.parent)})
+    message = the_error(run_script, "import stocache", copied)
     assert "do not load" in message and "reinstall" in message
 
 

@@ -16,6 +16,12 @@ ENDS = {
     "Ctrl-C": "import os, signal; os.kill(os.getpid(), signal.SIGINT); input()",
     "abort": "import os; os.abort()",
     "atexit": "import atexit; atexit.register(print, 'at exit')",
+    "output of C": "import ctypes; ctypes.CDLL(None).printf(b'kept back')",
+    "what C does at exit": """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.puts, b"at exit")
+""",
     "a thread": "import threading; threading.Thread(target=print, args=('thread',)).start()",
 }
 SEEN = """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import json
 import os
 import select
@@ -199,9 +200,13 @@ def run(command: list[str], cwd: str, environment: dict[str, str]) -> None:
     torch.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    open_file = ctypes.CDLL(None).fopen
-    open_file.restype = ctypes.c_void_p
-    stream = ctypes.c_void_p(open_file(os.fsencode(file), b"rb"))
+    libc = ctypes.CDLL(None)
+    # To free what torch's libraries hold takes longer than most scripts: the process ends before
+    # that, after what was registered since, and with the output of C written.
+    libc.on_exit(libc._exit, None)
+    libc.on_exit(libc.fcloseall, None)
+    libc.fopen.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(libc.fopen(os.fsencode(file), b"rb"))
     # Shows an exception that nobody caught, and does not return from sys.exit.
     if ctypes.pythonapi.PyRun_SimpleFileExFlags(stream, os.fsencode(file), True, None) != 0:
         # Shown already. What the interpreter does after an exception, which is another thing after
@@ -213,4 +218,5 @@ def run(command: list[str], cwd: str, environment: dict[str, str]) -> None:
 if __name__ == "__main__":
     import torch
 
+    gc.freeze()  # at their end, scripts need not look through what torch has made
     run(*serve(socket.socket(fileno=int(sys.argv[1]))))
