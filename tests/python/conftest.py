@@ -203,6 +203,7 @@ def nothing_left_behind(request):
     objects = shm_objects() - before[0]
     while True:
         objects &= shm_objects()  # what came later is another program's
+        multiprocessing.active_children()  # waits for those that have ended
         left = [path for path in objects if not held_by_strangers(path)]
         left += [f"mount {m}" for m in mount_points() - before[1]]
         left += [f"cgroup {c}" for c in own_cgroups() - before[2]]

@@ -107,6 +107,12 @@ def leads_group(words) -> None:
     faulthandler.dump_traceback_later(50, file=stack)
 
 
+def stack_of(words) -> str:
+    """Where it was then."""
+    stack = Path(f"{words}.stack")
+    return stack.read_text() if stack.exists() else "nobody knows where"
+
+
 def ends_with_torchs_error(leader, words) -> int:
     """Runs a process that leads a group and whose worker dies; its exit code. It says that a worker
     is gone, and does not hang without a word: about once in 250 kills the dead one held a lock of
@@ -118,8 +124,8 @@ def ends_with_torchs_error(leader, words) -> int:
     leader.join()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader.pid, signal.SIGKILL)
-    text, stack = Path(words).read_text(), Path(f"{words}.stack")
-    assert not hangs or text, f"the epoch hangs: {stack.read_text() if stack.exists() else ''}"
+    text = Path(words).read_text()
+    assert not hangs or text, f"the epoch hangs: {stack_of(words)}"
     code: int = leader.exitcode
     # Who found wrong samples says so by its code, and has no words.
     assert code == 7 or any(word in text for word in ("DataLoader worker", "gone", "Connection"))
