@@ -14,6 +14,8 @@ CPP    := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/include/stocache/*.h benches/c
 PYTHON := python benches/python examples tests/python tests/ecosystem setup.py
 # nextest where present; plain cargo test runs the same tests.
 CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest run,cargo test)
+# Many tests wait most of their time.
+export NEXTEST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 MODELS := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --profile models
 PYTEST_ARGS ?=
 # The versions of torch that a wheel is built for: the last of each minor.

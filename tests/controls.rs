@@ -36,9 +36,11 @@ fn may_mount() -> bool {
     allowed
 }
 
+/// What happens seldom may not happen at all on a busy machine: then there are more turns.
 fn is_caught(fault: &str, what: &str, count: u64) {
-    let status = broken(fault, what, count);
-    assert_eq!(status.code(), Some(1), "{fault} was not noticed by {what}: {status}");
+    let counts = [count, 4 * count, 16 * count];
+    let noticed = counts.into_iter().any(|count| broken(fault, what, count).code() == Some(1));
+    assert!(noticed, "{fault} was not noticed by {what}");
     // And the same build without the fault passes, so it is the fault that was noticed.
     let status = broken("", what, count.min(100));
     assert_eq!(status.code(), Some(0), "{what} fails without a fault: {status}");
