@@ -87,7 +87,8 @@ def test_moments():
         pd.Timestamp("2026-10-25 02:30", tz="UTC").tz_convert("Europe/Berlin"),
         pd.Timestamp("2026-10-25 00:30", tz="UTC").tz_convert("Europe/Berlin"),
         pd.Timestamp("2026-10-25 01:30", tz="UTC").tz_convert("Europe/Berlin"),
-        pd.Timestamp("2026-07-01", tz=THERE), pd.Period("2026-05", "M"), pd.Interval(1, 2.5, "both"),
+        pd.Timestamp("2026-07-01", tz=THERE), pd.Period("2026-05", "M"),
+        pd.Interval(1, 2.5, "both"),
     ):  # fmt: skip
         got = back(value)
         assert type(got) is type(value) and got == value and shown(got) == shown(value)
@@ -123,9 +124,12 @@ EXACT = {
     "texts with NA": pd.DataFrame({"t": pd.array(["a", None], "string")}),
     "two columns of one name": pd.DataFrame([[1, 2], [3, 4]], columns=["a", "a"]),
     "several levels": pd.DataFrame(
-        {("a", 1): [1], ("b", 2): [2.5]}, index=pd.MultiIndex.from_tuples([("x", 1)], names=["n", None])
+        {("a", 1): [1], ("b", 2): [2.5]},
+        index=pd.MultiIndex.from_tuples([("x", 1)], names=["n", None]),
     ),
-    "unused levels": pd.DataFrame({"v": range(4)}, index=pd.MultiIndex.from_product([[1, 2], ["a", "b"]]))[:1],
+    "unused levels": pd.DataFrame(
+        {"v": range(4)}, index=pd.MultiIndex.from_product([[1, 2], ["a", "b"]])
+    )[:1],
     "tuples as labels": pd.DataFrame({"a": [1]}, index=pd.Index([(1, 2)], tupleize_cols=False)),
     "days": pd.DataFrame({"a": [1, 2, 3]}, index=DAYS),
     "months": pd.DataFrame({"a": [1, 2]}, index=pd.date_range("2026-01-31", periods=2, freq="ME")),
@@ -143,8 +147,9 @@ EXACT = {
     "masked": pd.DataFrame({
         "i": pd.array([1, None], "UInt8"), "f": pd.array([1.5, None], "Float32"),
         "b": pd.array([True, None], "boolean")}),
-    "arrow": pd.DataFrame({"a": pd.Series([[1], None], dtype=pd.ArrowDtype(pyarrow.list_(pyarrow.int8()))),
-                           "b": pd.Series([1.5, None], dtype="double[pyarrow]")}),
+    "arrow": pd.DataFrame({
+        "a": pd.Series([[1], None], dtype=pd.ArrowDtype(pyarrow.list_(pyarrow.int8()))),
+        "b": pd.Series([1.5, None], dtype="double[pyarrow]")}),
     "sparse": gaps([0, 0, 3], 0), "sparse nan": gaps([np.nan, 2.0], np.nan),
     "flags and attributes": flagged(), "no columns": pd.DataFrame(index=[1, 2]),
     "no rows": pd.DataFrame({"a": pd.Series([], dtype=object), "b": pd.Series([], dtype="i2")}),

@@ -47,7 +47,9 @@ def test_graphs_come_back():
 
 
 def beside(store):
-    return {name: value for name, value in vars(store).items() if name not in ("_mapping", "_parent")}
+    return {
+        name: value for name, value in vars(store).items() if name not in ("_mapping", "_parent")
+    }
 
 
 def test_what_a_graph_keeps_beside_its_attributes():
@@ -64,7 +66,7 @@ def test_what_a_graph_keeps_beside_its_attributes():
             assert equal(beside(mine), beside(stores)) and mine._parent() is got
         assert equal(got._source[1], value._source[1]) and got._source[0] == "a.txt"
     assert back(one).own == {"a": 1}
-    assert back(many)["paper"]._source[0] == "a.txt" and "_source" not in back(one).keys()
+    assert back(many)["paper"]._source[0] == "a.txt" and "_source" not in back(one)
 
 
 def test_their_loader(cached):

@@ -430,9 +430,11 @@ def test_arrays_of_records(dtype):
 
 
 NOTED = [
-    np.dtype("i1", metadata={"enum": {"red": 0, "blue": 1}}), np.dtype("S5", metadata={"h5py_encoding": "utf-8"}),
-    np.dtype("M8[ns]", metadata={"k": [1]}), np.dtype(">f4", metadata={}), np.dtype("U3", metadata={1: 2}),
-    np.dtype([("a", np.dtype("i4", metadata={"x": 1})), ("b", (np.dtype("u1", metadata={"y": 2}), (2,)))]),
+    np.dtype("i1", metadata={"enum": {"red": 0, "blue": 1}}),
+    np.dtype("S5", metadata={"h5py_encoding": "utf-8"}), np.dtype("U3", metadata={1: 2}),
+    np.dtype("M8[ns]", metadata={"k": [1]}), np.dtype(">f4", metadata={}),
+    np.dtype([("a", np.dtype("i4", metadata={"x": 1})),
+              ("b", (np.dtype("u1", metadata={"y": 2}), (2,)))]),
     np.dtype(np.dtype([("a", "i4"), ("b", "u1")], align=True), metadata={"z": 3}),
 ]  # fmt: skip
 
@@ -565,7 +567,7 @@ def test_to_parts_may_say_why_an_object_is_never_stored(registering):
 
     registering(Parted, why, Parted)
     for allow_pickle in (False, True):
-        with pytest.raises(UnsupportedSample, match="^it is secret$"):
+        with pytest.raises(UnsupportedSample, match="it is secret"):
             encode([Parted()], allow_pickle)
 
 

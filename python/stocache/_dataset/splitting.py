@@ -492,8 +492,8 @@ def _check(call: Call, holes: list[Hole]) -> None:
         value, count = _at(call.value, inside), sum(inside == each for _, each in holes)
         if type(value) in _ONE_OBJECT and count > 1:
             raise _CannotBeCut(
-                f"has {value!r:.50}, which its transform gave, at {count} places of the sample, and "
-                "nobody can tell which of them it gave"
+                f"has {value!r:.50}, which its transform gave, at {count} places of the sample, "
+                "and nobody can tell which of them it gave"
             )
 
 
@@ -531,8 +531,10 @@ def _has_fields(value: Any) -> bool:
 def _why(dataset: Any, error: Exception) -> str:
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    does = str(error) if isinstance(error, _CannotBeCut) else (
-        f"cannot go on with what the first steps of its transform give ({refusal(error)})"
+    does = (
+        str(error)
+        if isinstance(error, _CannotBeCut)
+        else (f"cannot go on with what the first steps of its transform give ({refusal(error)})")
     )
     return (
         f"{type(dataset).__name__} {does}, so its random steps cannot go on after the cache; take "

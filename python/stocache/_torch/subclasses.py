@@ -101,8 +101,9 @@ _lengths_in_use: WeakValueDictionary[tuple[Any, ...], torch.Tensor] = WeakValueD
 
 def jagged(values: Any, offsets: Any, lengths: Any, dim: int, *bounds: Any) -> Any:
     """A jagged tensor, of the same shape as others whose rows have the same lengths."""
-    from torch.nested._internal import nested_tensor as torchs  # which few programs need
+    from torch.nested._internal import nested_tensor  # which few programs need
 
+    torchs: Any = nested_tensor
     source = offsets if lengths is None else lengths
     known = _lengths_in_use.get(_key_of(source))
     if known is not None and torchs._tensor_symint_registry.get(source) is None:

@@ -7,8 +7,8 @@ from typing import Any
 from stocache._types.arrays import joined, separated
 from stocache._types.registry import Named, register_type
 
-# What pandas itself keeps in the attributes of a table or an index. What else somebody has put there
-# is not stored, nor then is the object.
+# What pandas itself keeps in the attributes of a table or an index. What else somebody has put
+# there is not stored, nor then is the object.
 _OF_PANDAS = frozenset((
     "_attrs", "_cache", "_cacher", "_codes", "_data", "_engine", "_flags", "_freq", "_id",
     "_is_copy", "_item_cache", "_levels", "_mgr", "_name", "_names", "_no_setting_name", "_range",
@@ -39,9 +39,9 @@ def _has_attributes(value: Any) -> bool:
 
 def _stored(values: Any) -> Any:
     """As something that is stored: objects one by one, in a list."""
-    if values.dtype == object:
+    if values.dtype.kind == "O" and _is_numpys(values.dtype):
         return _of_objects(values.to_numpy())
-    return values.to_numpy() if _is_plain(values.dtype) else values.array
+    return values.to_numpy() if _is_numpys(values.dtype) else values.array
 
 
 def _of_objects(values: Any) -> tuple[Any, ...]:
@@ -70,16 +70,15 @@ def _frame_parts(frame: Any) -> Any:
     if _has_attributes(frame):
         return NotImplemented
     kinds = set(frame.dtypes)
-    if len(kinds) == 1 and _is_plain(*kinds):
+    if len(kinds) == 1 and _is_numpys(*kinds) and frame.dtypes.iloc[0].kind != "O":
         values: Any = frame.to_numpy()
     else:
         values = [_stored(frame.iloc[:, k]) for k in range(frame.shape[1])]
     return values, frame.index, frame.columns, *_said_of(frame)
 
 
-def _is_plain(dtype: Any) -> bool:
-    """Whether columns of this type are one array of numpy."""
-    return type(dtype).__module__.partition(".")[0] == "numpy" and dtype != object
+def _is_numpys(dtype: Any) -> bool:
+    return type(dtype).__module__.partition(".")[0] == "numpy"
 
 
 def _frame(values: Any, index: Any, columns: Any, *said: Any) -> Any:
@@ -167,7 +166,7 @@ register_type("pandas.RangeIndex", _range_parts, _range)
 register_type("pandas.MultiIndex", _levels_parts, _levels)
 
 
-# Dates and durations: whole numbers, their unit, a zone, and the steps between them if all are alike
+# Dates and durations: whole numbers, their unit, a zone, and the step between them if it is one
 
 
 def _name_of(freq: Any) -> str | None:
@@ -293,7 +292,7 @@ def _sparse_parts(values: Any) -> Any:
     import numpy
 
     parts = numpy.asarray(values), values.fill_value, values.kind
-    again = _sparse(*parts) if parts[0].dtype != object else None
+    again = _sparse(*parts) if parts[0].dtype.kind != "O" else None
     # What is stored though it is the value of the others would be lost.
     if again is None or again.dtype != values.dtype or again.npoints != values.npoints:
         return NotImplemented

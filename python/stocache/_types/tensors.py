@@ -31,10 +31,10 @@ def _tensor_parts(tensor: torch.Tensor) -> Any:
         parts = tensor.detach()
         return str(tensor.layout), compressed(parts), plain(parts), parts.values(), size
     if tensor.is_nested:
-        parts = [part.contiguous() for part in tensor.detach().unbind()]
-        if not parts and tensor.dim() != 1:
+        rows = [row.contiguous() for row in tensor.detach().unbind()]
+        if not rows and tensor.dim() != 1:
             return NotImplemented  # of which nobody knows the other dimensions
-        return "nested", parts, tensor.dtype
+        return "nested", rows, tensor.dtype
     return NotImplemented
 
 
@@ -65,8 +65,8 @@ def _parameter_parts(parameter: torch.nn.Parameter) -> Any:
 
 
 def _jagged(
-    values: torch.Tensor, offsets: torch.Tensor, lengths: Any, dim: int, shortest: Any, longest: Any,
-    attributes: dict[str, Any],
+    values: torch.Tensor, offsets: torch.Tensor, lengths: Any, dim: int, shortest: Any,
+    longest: Any, attributes: dict[str, Any],
 ) -> torch.Tensor:  # fmt: skip
     """Nobody else looks whether the rows lie within the values."""
     ends = offsets[1:] if lengths is None else offsets[:-1] + lengths
