@@ -390,7 +390,37 @@ def noisy(array):
 
 
 def test_an_error_that_is_ours_alone_is_none(cut):
-    agrees(cut(Of(noisy)), Of(noisy), "cannot go on with what the first steps")
+    agrees(cut(Of(noisy)), Of(noisy), "cannot go on with the first steps of its transform alone")
+
+
+class Particular(Pictures):
+    """Takes transforms of one type only."""
+
+    def __getitem__(self, i):
+        if not isinstance(self.transform, torch.nn.Sequential):
+            raise ValueError("transform must be a Sequential")
+        return super().__getitem__(i)
+
+
+def test_a_dataset_that_takes_no_other_transform_passes_by(cut):
+    agrees(cut(Particular(steps()), steps=2), Particular(steps()), "must be a Sequential")
+
+
+class BrokenAtOnce(Pictures):
+    def __getitem__(self, i):
+        self.loads.append(i)
+        if i == 3:
+            raise OSError("disk on fire")
+        return super().__getitem__(i)
+
+
+def test_an_error_before_the_transform_is_the_datasets_own(cut):
+    dataset = cut(BrokenAtOnce(steps()), steps=2)
+    for _ in range(2):
+        with pytest.raises(OSError, match="disk on fire"):
+            dataset[3]
+        assert len(dataset[1]) == 2
+    assert dataset.stats().filled == 1 and dataset.stats().unsupported == 0
 
 
 class Broken(Pictures):

@@ -97,25 +97,28 @@ def split(dataset: Any, steps: int | None = None) -> Split:
     told = _told(f"{type(owner).__name__}.{name}", before, after)
     if after is None:
         return Split(dataset, None, told)
-    aside = Aside(transform)
+    aside = Aside(dataset, transform)
     first = First(_without_random_state(before), aside)
     return Split(UpToRandom(_with_first_steps(dataset, name, first), aside), Rest(after), told)
 
 
 class Aside(NoPart):
-    """What the two parts know of each other, and what came of the samples of this process."""
+    """What the two parts know of the dataset that was cut, and what came of its samples in this
+    process."""
 
-    __slots__ = ("cut", "failed", "generators", "outside", "transform", "why")
+    __slots__ = ("cut", "dataset", "failed", "generators", "outside", "refuses", "transform", "why")
 
-    def __init__(self, transform: Callable[..., Any]) -> None:
+    def __init__(self, dataset: Any, transform: Callable[..., Any]) -> None:
+        self.dataset = dataset
         self.transform = transform
+        self.refuses = False  # it takes no transform but its own
         self.outside = 0  # calls of the transform that belonged to no sample that we load
         self.cut = self.failed = 0  # samples; the latter were loaded twice
         self.why = ""
         self.generators: list[Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Aside, (self.transform,)
+        return Aside, (self.dataset, self.transform)
 
 
 class UpToRandom(Dataset[Any]):
@@ -134,11 +137,12 @@ class UpToRandom(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         aside = self.aside
         if aside.failed > aside.cut + _TRIES:
-            return Uncut(self._load(index, None), aside.why)
+            return Uncut(self._whole(index), aside.why)
         if aside.generators is None:
             aside.generators = generators_of(self.dataset)
         before, outside = states(aside.generators), aside.outside
         calls: list[Call | None] = []
+        sample = None
         try:
             sample = self._load(index, calls)
             if aside.outside != outside:
@@ -146,17 +150,25 @@ class UpToRandom(Dataset[Any]):
             if not calls and have_moved(before, states(aside.generators)):
                 raise _CannotBeCut("draws random numbers without calling its transform")
             prepared = _cut_open(sample, calls)
+        except _CannotBeCut as found:
+            why = _why(self.dataset, str(found))
+            if not calls:  # so that it is whole
+                return Uncut(sample, why)
         except Exception as error:
-            if not calls and not isinstance(error, _CannotBeCut):
+            if aside.cut and not calls:
                 raise  # it has nothing to do with us
-            why = _why(self.dataset, error)
-            if calls:
-                aside.failed, aside.why = aside.failed + 1, why
-                set_states(aside.generators, before)
-                sample = self._load(index, None)
-            return Uncut(sample, why)
-        aside.cut += 1
-        return prepared
+            does = f"cannot go on with the first steps of its transform alone ({refusal(error)})"
+            why = _why(self.dataset, does)
+        else:
+            aside.cut += 1
+            return prepared
+        set_states(aside.generators, before)
+        sample = self._load(index, None) if calls else aside.dataset[index]
+        aside.failed, aside.why, aside.refuses = aside.failed + 1, why, not calls
+        return Uncut(sample, why)
+
+    def _whole(self, index: Any) -> Any:
+        return self.aside.dataset[index] if self.aside.refuses else self._load(index, None)
 
     def _load(self, index: Any, calls: list[Call | None] | None) -> Any:
         before = _CALLS.set(calls)
@@ -528,14 +540,9 @@ def _has_fields(value: Any) -> bool:
 # Telling
 
 
-def _why(dataset: Any, error: Exception) -> str:
+def _why(dataset: Any, does: str) -> str:
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    does = (
-        str(error)
-        if isinstance(error, _CannotBeCut)
-        else (f"cannot go on with what the first steps of its transform give ({refusal(error)})")
-    )
     return (
         f"{type(dataset).__name__} {does}, so its random steps cannot go on after the cache; take "
         "them out of it and pass them as CachedDataset(transform=...)"
