@@ -263,6 +263,7 @@ class Rest:
 
     def __init__(self, steps: Callable[..., Any]) -> None:
         self.steps = steps
+        self.__name__ = getattr(steps, "__name__", type(steps).__name__)
 
     def __call__(self, prepared: Any) -> Any:
         if type(prepared) is Uncut:
