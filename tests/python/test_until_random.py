@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import os
 import random
 import warnings
 
@@ -154,7 +155,7 @@ def test_the_dataset_itself_stays_as_it_is(cut):
     transform = steps()
     source = Pictures(transform)
     before = dict(vars(source))
-    dataset = cut(source, steps=2)
+    dataset = cut(source, steps=2, probe=0)
     for _ in range(2):
         dataset[1]
     assert vars(source) == before and source.transform is transform
@@ -232,7 +233,7 @@ def test_what_went_in_stays_as_it_is(cut, first):
 
 def test_control_by_identity_alone_it_would_not(cut, monkeypatch):
     monkeypatch.setattr(splitting, "_another", lambda value: value)
-    dataset = cut(Pictures(torch.nn.Sequential(Step(1)), "beside"), steps=0)
+    dataset = cut(Pictures(torch.nn.Sequential(Step(1)), "beside"), steps=0, probe=0)
     assert both_of(dataset) == ([4, 4], [4, 4])
 
 
@@ -282,8 +283,70 @@ class Drawing(Pictures):
 
 def test_one_that_is_random_by_itself_is_not(cut):
     dataset = cut(Drawing(steps()), steps=2)
-    agrees(dataset, Drawing(steps()), "draws random numbers without calling its transform")
+    agrees(dataset, Drawing(steps()), "draws random numbers itself, or seeds them")
     assert dataset.stats().filled == 3 and dataset.stats().unsupported == 9
+
+
+class Beside(Pictures):
+    """Computes more from what its transform gave."""
+
+    def __getitem__(self, i):
+        given = self.transform(torch.full((2,), i))
+        return given, int(given.sum())
+
+
+def test_what_is_computed_from_what_the_transform_gave_is_found(cut):
+    dataset = cut(Beside(steps()), steps=2)
+    agrees(dataset, Beside(steps()), "gives other samples if a part of its transform runs later")
+    assert dataset.stats().filled == 0
+
+
+def test_control_without_a_look_it_is_not(cut):
+    with pytest.raises(AssertionError):
+        agrees(cut(Beside(steps()), steps=2, probe=0), Beside(steps()))
+
+
+class Seeding(Pictures):
+    """Makes the same of a sample every time."""
+
+    def __getitem__(self, i):
+        torch.manual_seed(100 + i)
+        return super().__getitem__(i)
+
+
+def test_a_dataset_that_seeds_its_transform_passes_by(cut):
+    agrees(cut(Seeding(steps()), steps=2), Seeding(steps()), "or seeds them")
+
+
+class Clock(torch.nn.Module):
+    """Random, by a generator that nobody finds."""
+
+    def forward(self, picture):
+        return picture + int.from_bytes(os.urandom(4), "little")
+
+
+def test_what_is_random_in_a_way_of_its_own_is_no_difference(cut):
+    dataset = cut(Pictures(torch.nn.Sequential(Step(1), Clock())), steps=1)
+    assert len({tuple(dataset[1][0].tolist()) for _ in range(4)}) > 1
+    assert dataset.stats().filled == 1 and dataset.stats().unsupported == 0
+
+
+class Buffered(Pictures):
+    """Answers in the same memory each time."""
+
+    memory = None
+
+    def __getitem__(self, i):
+        self.memory = torch.empty(2) if self.memory is None else self.memory
+        return self.transform(self.memory.fill_(i)), i
+
+
+def test_a_dataset_that_answers_in_the_same_memory(cut):
+    for count in (0, 1):
+        transform = torch.nn.Sequential(torch.nn.Identity(), Noise())
+        dataset = cut(Buffered(transform), steps=count)
+        agrees(dataset, Buffered(transform))
+        assert dataset.stats().loads == 6
 
 
 class Threaded(Pictures):
@@ -347,7 +410,7 @@ def test_samples_are_loaded_twice_only_a_few_times(cut):
         warnings.simplefilter("ignore")
         for _ in range(10):
             dataset[0]
-    assert calls.calls == 10 + 1 + splitting._TRIES
+    assert calls.calls == 10 + 1 + splitting._TRIES, "one more where it was found"
 
 
 def test_it_passes_by_pickle_too(cut):

@@ -22,6 +22,8 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 from stocache import _C
+from stocache._compare import same
+from stocache._dataset.copying import as_stored
 from stocache._sharing.natives import slots_of
 from stocache._sharing.sameness import NoPart, refusal
 from stocache._torch.generators import generators_of, have_moved, set_states, states
@@ -48,6 +50,7 @@ _COMPOSED = frozenset((
 # Equal values of these may be one object, whoever made them.
 _ONE_OBJECT = (int, float, str, bytes, bool, type(None))
 
+_ALWAYS = 1 << 62
 # So many samples that cannot be cut are loaded twice, and more only if others can be.
 _TRIES = 4
 
@@ -86,8 +89,9 @@ class Split:
     """Where it was cut, in a line."""
 
 
-def split(dataset: Any, steps: int | None = None) -> Split:
-    """Cuts before the first step that is random or not known; or after so many ``steps``."""
+def split(dataset: Any, steps: int | None = None, checks: int = 1) -> Split:
+    """Cuts before the first step that is random or not known; or after so many ``steps``. So many
+    samples each process makes both ways, with and without the cut."""
     owner = dataset
     while type(owner) is Subset:
         owner = owner.dataset
@@ -97,20 +101,28 @@ def split(dataset: Any, steps: int | None = None) -> Split:
     told = _told(f"{type(owner).__name__}.{name}", before, after)
     if after is None:
         return Split(dataset, None, told)
-    aside = Aside(dataset, transform)
+    rest = Rest(after)
+    aside = Aside(dataset, transform, rest, checks)
     first = First(_without_random_state(before), aside)
-    return Split(UpToRandom(_with_first_steps(dataset, name, first), aside), Rest(after), told)
+    return Split(UpToRandom(_with_first_steps(dataset, name, first), aside), rest, told)
 
 
 class Aside(NoPart):
     """What the two parts know of the dataset that was cut, and what came of its samples in this
     process."""
 
-    __slots__ = ("cut", "dataset", "failed", "generators", "outside", "refuses", "transform", "why")
+    __slots__ = (
+        "checks", "cut", "dataset", "failed", "generators", "outside", "refuses", "rest",
+        "to_check", "transform", "why",
+    )  # fmt: skip
 
-    def __init__(self, dataset: Any, transform: Callable[..., Any]) -> None:
+    def __init__(
+        self, dataset: Any, transform: Callable[..., Any], rest: Callable[..., Any], checks: int
+    ) -> None:
         self.dataset = dataset
         self.transform = transform
+        self.rest = rest
+        self.checks = self.to_check = checks  # samples to be made both ways, in each process
         self.refuses = False  # it takes no transform but its own
         self.outside = 0  # calls of the transform that belonged to no sample that we load
         self.cut = self.failed = 0  # samples; the latter were loaded twice
@@ -118,7 +130,7 @@ class Aside(NoPart):
         self.generators: list[Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Aside, (self.dataset, self.transform)
+        return Aside, (self.dataset, self.transform, self.rest, self.checks)
 
 
 class UpToRandom(Dataset[Any]):
@@ -139,7 +151,7 @@ class UpToRandom(Dataset[Any]):
         if aside.failed > aside.cut + _TRIES:
             return Uncut(self._whole(index), aside.why)
         if aside.generators is None:
-            aside.generators = generators_of(self.dataset)
+            aside.generators = generators_of([self.dataset, aside.transform])
         before, outside = states(aside.generators), aside.outside
         calls: list[Call | None] = []
         sample = None
@@ -147,9 +159,12 @@ class UpToRandom(Dataset[Any]):
             sample = self._load(index, calls)
             if aside.outside != outside:
                 raise _CannotBeCut("calls its transform from another thread")
-            if not calls and have_moved(before, states(aside.generators)):
-                raise _CannotBeCut("draws random numbers without calling its transform")
             prepared = _cut_open(sample, calls)
+            if have_moved(before, states(aside.generators)):
+                raise _CannotBeCut("draws random numbers itself, or seeds them")
+            if aside.to_check > 0:
+                aside.to_check -= 1
+                prepared = self._checked(index, prepared, before)
         except _CannotBeCut as found:
             why = _why(self.dataset, str(found))
             if not calls:  # so that it is whole
@@ -163,9 +178,38 @@ class UpToRandom(Dataset[Any]):
             aside.cut += 1
             return prepared
         set_states(aside.generators, before)
-        sample = self._load(index, None) if calls else aside.dataset[index]
-        aside.failed, aside.why, aside.refuses = aside.failed + 1, why, not calls
+        aside.refuses = aside.refuses or not calls
+        sample = self._whole(index)
+        aside.failed, aside.why = aside.failed + 1, why
         return Uncut(sample, why)
+
+    def _checked(self, index: Any, prepared: Any, before: list[Any]) -> Any:
+        """The same, if the whole transform makes the same sample of the same random numbers. What a
+        dataset computes from what its transform gave, nobody sees otherwise."""
+        aside = self.aside
+        kept = as_stored(prepared)  # who is asked again may answer in the same memory
+        if kept is prepared:
+            return prepared  # it is not stored
+        generators = aside.generators or []
+
+        def made(make: Callable[[], Any]) -> Any:
+            set_states(generators, before)
+            return as_stored(make())
+
+        differs = False
+        with contextlib.suppress(Exception):  # of the dataset itself
+            whole = made(lambda: self._whole(index))
+            try:
+                differs = same(whole, made(lambda: aside.rest(as_stored(kept)))) is False
+            except Exception:
+                differs = True
+            # Or it is random beyond these generators, and nothing can be said.
+            differs = differs and same(whole, made(lambda: self._whole(index))) is True
+        set_states(generators, before)
+        if differs:
+            aside.failed = _ALWAYS
+            raise _CannotBeCut("gives other samples if a part of its transform runs later")
+        return kept
 
     def _whole(self, index: Any) -> Any:
         return self.aside.dataset[index] if self.aside.refuses else self._load(index, None)
