@@ -532,38 +532,75 @@ class Picture(Tensor):
     """A tensor subclass with an attribute, as torchvision's and MONAI's are."""
 
 
+def a_picture(value: Tensor) -> Tensor:
+    picture = value.as_subclass(Picture)
+    picture.canvas = (64, 64)  # type: ignore[attr-defined]
+    return picture
+
+
+def subclasses() -> dict[str, tuple[int, Callable[[Tensor], Any]]]:
+    """How many bytes, and what to make of them. Those of libraries where these are installed, as
+    in .venv-ecosystem."""
+    kinds: dict[str, tuple[int, Callable[[Tensor], Any]]] = {
+        "12 KB of a tensor subclass": (12 << 10, a_picture)
+    }
+    with contextlib.suppress(ImportError):
+        from torchvision import tv_tensors
+
+        kinds["12 KB of torchvision's Image"] = (12 << 10, tv_tensors.Image)
+    with contextlib.suppress(ImportError):
+        from monai.data import MetaTensor
+
+        def scan(value: Tensor) -> Any:
+            meta = {
+                "filename_or_obj": "a.nii",
+                "spatial_shape": (64, 64),
+                "original_channel_dim": 0,
+            }
+            return MetaTensor(value.view(torch.float32), affine=torch.eye(4), meta=meta)
+
+        kinds["640 KB of MONAI's MetaTensor"] = (640 << 10, scan)
+    return kinds
+
+
+def reading(dataset: CachedDataset[Any], passes: int) -> Side:
+    """Every sample in turn, so many times over; the seconds of one."""
+    numbers = range(len(dataset))
+
+    def side() -> float:
+        start = time.perf_counter()
+        for _ in range(passes):
+            for i in numbers:
+                dataset[i]
+        return (time.perf_counter() - start) / (passes * len(numbers))
+
+    return side
+
+
 def sample_of_a_subclass(table: Table, progress: tqdm[None], rounds: int) -> None:
     """The same bytes as plain tensors and as objects of a subclass, both out of a cache."""
-    values = torch.randint(0, 256, (1024, 3, 64, 64), dtype=torch.uint8)
-    pictures = []
-    for value in values:
-        picture = value.as_subclass(Picture)
-        picture.canvas = (64, 64)
-        pictures.append(picture)
-    room = values[0].nbytes + 256
-    with cached(list(values), room) as plain, cached(pictures, room) as ours:
-        if type(ours[5]) is not Picture or ours[5].canvas != (64, 64):
-            raise RuntimeError("a picture did not come back as it was stored")
-
-        def over(dataset: CachedDataset) -> Side:
-            def side() -> float:
-                start = time.perf_counter()
-                for _ in range(10):
-                    for i in range(len(values)):
-                        dataset[i]
-                return (time.perf_counter() - start) / (10 * len(values))
-
-            return side
-
-        times = interleave({"ours": over(ours), "plain": over(plain)}, rounds, progress)
-    each = {side: show_seconds(times.median(side)) for side in ("ours", "plain")}
-    ratio = times.ratio("ours", "plain")
-    table.at_most(
-        "one warm ds[i], 12 KB of a tensor subclass / plain",
-        ratio,
-        1.5,
-        f"{ratio:.2f}  ({each['ours']} / {each['plain']})",
-    )
+    for what, (octets, make) in subclasses().items():
+        values = torch.randint(0, 256, (min(1024, (64 << 20) // octets), octets // 64, 64)).byte()
+        objects = [make(value) for value in values]
+        room = octets + 4096
+        with cached(list(values), room) as plain, cached(objects, room) as ours:
+            if (
+                type(ours[5]) is not type(objects[5])
+                or vars(ours[5]).keys() != vars(objects[5]).keys()
+            ):
+                raise RuntimeError(f"{what} did not come back as it was stored")
+            # So that a side takes as long for large ones as for small ones.
+            passes = max(1, 10_000 // len(values) * (12 << 10) // octets)
+            sides = {"ours": reading(ours, passes), "plain": reading(plain, passes)}
+            times = interleave(sides, rounds, progress)
+        each = {side: show_seconds(times.median(side)) for side in ("ours", "plain")}
+        ratio = times.ratio("ours", "plain")
+        table.at_most(
+            f"one warm ds[i], {what} / plain",
+            ratio,
+            1.5,
+            f"{ratio:.2f}  ({each['ours']} / {each['plain']})",
+        )
 
 
 # --- the first and the second epoch -------------------------------------------------------------

@@ -110,8 +110,9 @@ bool Encoder::parts(PyObject* object, const Known& known, const Path& where, int
   enter(object, where, depth);
   Ref given(PyObject_CallOneArg(known.to_parts.get(), object));
   if (!given) {
-    // Out of memory says nothing about the object.
-    if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
+    // Out of memory says nothing about the object. What is not to be stored is not pickled either.
+    if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError) ||
+        PyErr_ExceptionMatches(unsupported_type())) {
       throw PythonError();
     }
     if (allow_pickle_) {

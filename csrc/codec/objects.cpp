@@ -177,6 +177,10 @@ std::shared_ptr<const DType> dtype_of(PyObject* dtype) {
   const std::string code = attribute_text(dtype, NAME("char"));
   const std::string order = attribute_text(dtype, NAME("byteorder"));
   if (kind.size() != 1 || !std::strchr("biufcmMSU", kind[0])) return nullptr;
+  // What somebody noted in it is no part of its code: it is stored by parts.
+  if (Ref noted = attribute(dtype, NAME("metadata")); noted && noted.get() != Py_None) {
+    return nullptr;
+  }
   std::string text;
   if (kind == "m" || kind == "M") {
     text = attribute_text(dtype, NAME("str"));

@@ -1,10 +1,11 @@
 """Lightning: two ranks train from one cache. Make datasets in `setup` or `train_dataloader`.
 
-python examples/ecosystem/lightning_ddp.py
+python examples/ecosystem/lightning_ddp.py [ddp or ddp_spawn]
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -55,7 +56,7 @@ class Model(lightning.LightningModule):
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=3,
+        accelerator="cpu", devices=2, strategy=(sys.argv[1:] or ["ddp"])[0], max_epochs=3,
         logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tables of pandas beside tensors. They are stored by Arrow: pip install pyarrow.
+"""Tables of pandas beside tensors.
 
 python examples/ecosystem/pandas_tables.py
 """

@@ -204,7 +204,8 @@ class CachedDataset(Dataset[Sample]):
         For a ``Compose`` of MONAI or torchvision, or ``torch.nn.Sequential``, as ``transform`` (or
         torchvision's ``transforms``) of a dataset or of what a ``Subset`` is of. A step that is not
         known counts as random; ``steps`` says how many to run before the cache instead. The dataset
-        itself stays as it is. ``options`` are those of CachedDataset.
+        itself stays as it is, and is asked for the first sample of each process as well: if that
+        is another one, its samples pass the cache by. ``options`` are those of CachedDataset.
         """
         for what in ("transform", "transform_sample"):
             if options.get(what) is not None:
@@ -212,7 +213,7 @@ class CachedDataset(Dataset[Sample]):
                     f"{what} is given to until_random, which takes it from the dataset; add the "
                     "step to the dataset's"
                 )
-        found = splitting.split(dataset, steps)
+        found = splitting.split(dataset, steps, checks=0 if options.get("probe") == 0 else 1)
         made = cls(found.dataset, memory, transform_sample=found.rest, **options)
         if options.get("verbose", True):
             made._stocache.tell_once(telling.WHERE_CUT, found.told)

@@ -12,6 +12,10 @@ import stocache
 sys.path.append(str(Path(__file__).parents[1] / "python"))
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "parts(count): of the tests beside these")
+
+
 @pytest.fixture
 def cached():
     """Makes CachedDatasets, which are closed at the end."""

@@ -236,6 +236,36 @@ def test_files_that_each_worker_opens(cached, tmp_path, kind, start):
     dataset.close()
 
 
+class Augmented(Dataset):
+    """Calls its transform by names, as users of albumentations do."""
+
+    def __init__(self, seed):
+        import albumentations
+
+        self.loads = 0
+        steps = [albumentations.HorizontalFlip(), albumentations.RandomBrightnessContrast()]
+        self.transform = albumentations.Compose(steps, seed=seed)
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        self.loads += 1
+        image = np.random.RandomState(i).randint(256, size=(8, 8, 3), dtype="u1")
+        made = self.transform(image=image, mask=image[..., 0])
+        return made["image"], made["mask"], i
+
+
+def test_the_steps_of_albumentations_run_after_the_cache():
+    plain, source = Augmented(3), Augmented(3)
+    with stocache.CachedDataset.until_random(source, "16MiB", verbose=False) as dataset:
+        for _ in range(3):
+            for i in range(6):
+                for one, other in zip(dataset[i], plain[i], strict=True):
+                    assert type(one) is type(other) and np.array_equal(one, other)
+        assert dataset.stats().loads == 6 and dataset.stats().unsupported == 0
+
+
 def test_a_composition_of_albumentations_is_known_by_its_own_fingerprint(cached, tmp_path):
     import albumentations
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from checks import batches_are_those_of_torch, comes_back
 from differential import picture
+from monai.data import CacheDataset, Dataset, MetaTensor
 from monai.data import DataLoader as MonaiLoader
-from monai.data import Dataset, MetaTensor
 from monai.transforms import (
     Compose,
     EnsureChannelFirst,
@@ -115,6 +115,21 @@ def test_up_to_the_first_random_transform_as_cache_dataset_does(seeded, capsys):
                 assert alike(dataset[i], plain[i])
         assert dataset.stats().loads == 8
         assert len({dataset[1]["image"].sum().item() for _ in range(4)}) > 1
+
+
+def test_a_dataset_of_monai_that_takes_a_compose_only_passes_by(seeded):
+    """Its own CacheDataset, which is a cache itself."""
+    plain, source = (CacheDataset(items(), pipeline(), progress=False) for _ in range(2))
+    with (
+        CachedDataset.until_random(source, "16MiB", verbose=False) as dataset,
+        pytest.warns(RuntimeWarning, match="CacheDataset cannot go on") as caught,
+    ):
+        for i in (0, 3, 0):
+            set_determinism(seed=i)
+            expected = plain[i]
+            set_determinism(seed=i)
+            assert alike(dataset[i], expected)
+    assert len(caught) == 1
 
 
 class Shaken(Transform):

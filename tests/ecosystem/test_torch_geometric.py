@@ -32,7 +32,7 @@ def equal(got, want) -> bool:
         return type(got) is type(want) and got.dtype == want.dtype and torch.equal(got, want)
     if isinstance(want, dict):
         return list(got) == list(want) and all(equal(got[key], want[key]) for key in want)
-    if isinstance(want, list):
+    if isinstance(want, (list, tuple)):
         return len(got) == len(want) and all(map(equal, got, want))
     return type(got) is type(want) and got == want
 
@@ -44,6 +44,29 @@ def test_graphs_come_back():
             assert type(got) is type(value) and equal(got.to_dict(), value.to_dict())
             assert got.keys() == value.keys() and str(got) == str(value)
             assert got.num_nodes == value.num_nodes
+
+
+def beside(store):
+    return {
+        name: value for name, value in vars(store).items() if name not in ("_mapping", "_parent")
+    }
+
+
+def test_what_a_graph_keeps_beside_its_attributes():
+    """What begins with an underscore is no item of a graph."""
+    one, many = graph(2), hetero(2)
+    one._source = many._source = many["paper"]._source = ("a.txt", torch.ones(2))
+    one.num_nodes = many["author"].num_nodes = 9
+    vars(one)["own"] = {"a": 1}
+    for value in (one, many):
+        got = back(value)
+        assert equal(got.to_dict(), value.to_dict()) and str(got) == str(value)
+        assert got.keys() == value.keys() and got.num_nodes == value.num_nodes
+        for mine, stores in zip(got.stores, value.stores, strict=True):
+            assert equal(beside(mine), beside(stores)) and mine._parent() is got
+        assert equal(got._source[1], value._source[1]) and got._source[0] == "a.txt"
+    assert back(one).own == {"a": 1}
+    assert back(many)["paper"]._source[0] == "a.txt" and "_source" not in back(one)
 
 
 def test_their_loader(cached):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torchvision.transforms as v1
 from checks import batches_are_those_of_torch, comes_back
+from differential import picture
 from sources import Fixed
 from stocache import CachedDataset
 from stocache._dataset import splitting
@@ -211,6 +212,36 @@ def test_the_first_random_step_is_found(kind, capsys):
                 assert type(got) is type(image) and label == target == i
                 assert torch.equal(tv_tensors.Image(got), tv_tensors.Image(image))
         assert dataset.stats().loads == 8
+
+
+class Detections(datasets.VisionDataset):
+    """As CocoDetection is, whose samples torchvision's wrapper makes tv_tensors of."""
+
+    def __init__(self, transforms):
+        super().__init__(".", transforms=transforms)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        image, target = detection(i)
+        return self.transforms(image, target)
+
+
+def test_boxes_and_masks_beside_an_image_go_on_after_the_cache():
+    steps = v2.Compose(
+        [v2.Resize((12, 12)), v2.RandomHorizontalFlip(), v2.ColorJitter(0.5),
+         v2.SanitizeBoundingBoxes(), v2.ToDtype(torch.float32, scale=True)]
+    )  # fmt: skip
+    plain = Detections(steps)
+    with CachedDataset.until_random(Detections(steps), "16MiB", verbose=False) as dataset:
+        for _ in range(3):
+            for i in range(4):
+                torch.manual_seed(i)
+                expected = picture(plain[i])
+                torch.manual_seed(i)
+                assert picture(dataset[i]) == expected
+        assert dataset.stats().loads == 4
 
 
 def test_nothing_random_is_cached_whole(capsys):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
+import enum
 import gc
 import hashlib
 import io
@@ -19,11 +20,13 @@ import struct
 import time
 import unittest.mock
 import warnings
-from collections import defaultdict, namedtuple
+from collections import defaultdict, deque, namedtuple
 from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import stocache
@@ -99,6 +102,11 @@ class Case:
 Point = namedtuple("Point", "x y")
 
 
+class Shade(enum.Enum):
+    LIGHT = 0
+    DARK = 1
+
+
 @dataclass
 class Sample:
     image: torch.Tensor
@@ -143,6 +151,21 @@ CONTENTS = {
     "containers": lambda i, w: defaultdict(list, {"x": floats(i, w), "y": Row([i, Name(i)])}),
     "sparse": lambda i, w: (floats(i, 5).to_sparse(), i),
     "parameter": lambda i, w: torch.nn.Parameter(floats(i, w)),
+    "nested": lambda i, w: (
+        torch.nested.nested_tensor_from_jagged(floats(i, w), torch.tensor([0, i % w, w])),
+        i,
+    ),
+    "masked": lambda i, w: np.ma.array(floats(i, w).numpy(), mask=floats(i, w).numpy() % 2 > 1),
+    "noted": lambda i, w: np.full(3, i, np.dtype("i2", metadata={"enum": {"a": i}})),
+    "more values": lambda i, w: (
+        deque([i], i + 1),
+        SimpleNamespace(x=floats(i, w)),
+        range(i),
+        UUID(int=i),
+        frozenset({i}),
+        datetime.timedelta(i),
+        Shade(i % 2),
+    ),
     "records": lambda i, w: np.array([(i, i / 3)], dtype=[("a", "i4"), ("b", "f8")]),
 }
 
@@ -501,6 +524,8 @@ def random_states(*generators: torch.Generator | None) -> bytes:
 def picture(x: Any) -> Any:
     """Everything that is to be equal about a value: its type, dtype, shape and bytes."""
     kind = f"{type(x).__module__}.{type(x).__qualname__}"
+    if isinstance(x, torch.Tensor) and x.layout is torch.jagged:
+        return kind, picture(x.values()), picture(x.offsets())
     if isinstance(x, torch.Tensor) and x.layout is not torch.strided:
         return kind, x.layout, picture(x.to_dense())
     if isinstance(x, torch.Tensor):
@@ -509,13 +534,16 @@ def picture(x: Any) -> Any:
         octets = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
         return kind, x.dtype, tuple(x.shape), x.requires_grad, octets, picture(vars(x))
     if isinstance(x, (np.ndarray, np.generic)):
-        return kind, x.dtype.str, x.shape, x.tobytes()
+        masked = isinstance(x, np.ma.MaskedArray) and picture(np.ma.getmaskarray(x))
+        return kind, x.dtype.str, str(x.dtype.metadata), x.shape, x.tobytes(), masked
     if is_dataclass(x):
         return kind, [(f.name, picture(getattr(x, f.name))) for f in fields(x)]
     if isinstance(x, dict):
         return kind, [(picture(k), picture(v)) for k, v in x.items()]
     if isinstance(x, (tuple, list)):
         return kind, [picture(y) for y in x]
+    if isinstance(x, SimpleNamespace):
+        return kind, picture(vars(x))
     return kind, struct.pack("d", x) if type(x) is float else repr(x)
 
 

@@ -90,6 +90,47 @@ def test_a_refused_name_says_so(cached, unique_name):
     stocache.node.remove(name)
 
 
+class Items(list):
+    def __init__(self, items, **attributes):
+        super().__init__(items)
+        vars(self).update(attributes)
+
+
+class Pairs(dict):
+    pass
+
+
+class Slots:
+    __slots__ = ("made", "paths")
+    __len__, __getitem__ = Numbers.__len__, Numbers.__getitem__
+
+    def __init__(self, made, paths=()):
+        self.made, self.paths = made, paths
+
+
+OTHERS = {
+    "an attribute of a list": (lambda n: Items([1, 2], made=n, kept=1), "made"),
+    "an item of a list": (lambda n: Items([1, n], made=1), "its items"),
+    "an item of a dict": (lambda n: Pairs({0: n, 1: 5}), "its items"),
+    "a slot": (lambda n: Slots(n), "made"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_differs_is_named_whatever_a_dataset_derives_from(cached, unique_name, kind):
+    make, what = OTHERS[kind]
+    name = unique_name()
+    cached(make(3), name=name, keep=True).close()
+    cached(make(3), name=name, keep=True).close()
+    with pytest.raises(ValueError, match=rf"what differs: {what}\)"):
+        cached(make(4), name=name, keep=True)
+    stocache.node.remove(name)
+    cached(make(time.time()), name=name, keep=True).close()
+    with pytest.raises(ValueError, match=rf"{what}\S* is the time at which it was set"):
+        cached(make(time.time()), name=name, keep=True)
+    stocache.node.remove(name)
+
+
 def test_a_disk_that_is_not_known_again_is_told(cached, tmp_path, noted):
     options = {"disk": "4MiB", "disk_path": tmp_path}
     for told in (False, True):

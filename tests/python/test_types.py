@@ -8,6 +8,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import gc
 import io
 import pathlib
 import struct
@@ -310,6 +311,64 @@ def test_nested_tensors():
         assert [row.tolist() for row in got.unbind()] == [[0, 1], [3, 4, 5, 6]]
 
 
+def jagged(*lengths, **attributes):
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    made = torch.nested.nested_tensor_from_jagged(torch.arange(float(offsets[-1])), offsets)
+    vars(made).update(attributes)
+    return made
+
+
+def test_attributes_of_nested_tensors():
+    plain = torch.nested.nested_tensor([torch.ones(2)])
+    plain.path = "1.jpg"
+    for tensor in (jagged(2, 1, path="1.jpg", _more=[torch.ones(2)]), plain):
+        got = back([tensor])[0]
+        assert got.path == "1.jpg" and same(got, tensor)
+    assert torch.equal(back(jagged(1, _more=torch.ones(2)))._more, torch.ones(2))
+
+
+def test_jagged_tensors_of_the_same_rows_can_be_added():
+    """To torch that takes one tensor of offsets, or the same number for both."""
+    one = jagged(2, 3)
+    other = torch.nested.nested_tensor_from_jagged(2 * one.values(), one.offsets())
+    first, second = back((one, {"other": other}))[0], back(other)
+    for x, y in ((first, second), (first, one), (back(one), other), *[back((one, other))]):
+        assert torch.equal((x + y).values(), x.values() + y.values())
+    assert first.offsets() is not second.offsets(), "each has its own"
+    first.offsets().zero_()
+    assert second.offsets().tolist() == one.offsets().tolist() == [0, 2, 5]
+    narrowed = torch.nested.nested_tensor_from_jagged(
+        torch.arange(8.0), torch.tensor([0, 3, 8]), torch.tensor([2, 3])
+    )
+    assert (back(narrowed) + back(narrowed)).unbind()[0].tolist() == [0, 2]
+    with pytest.raises(RuntimeError):
+        back(one) + back(jagged(3, 2))
+
+
+def test_lengths_that_nobody_uses_are_forgotten():
+    from stocache._torch import subclasses
+
+    gc.collect()
+    before = len(subclasses._lengths_in_use)
+    kept = [back(jagged(k, 100 + k)) for k in range(5)]
+    assert len(subclasses._lengths_in_use) == before + 5
+    del kept
+    gc.collect()
+    assert len(subclasses._lengths_in_use) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.bool])
+def test_nested_tensors_without_rows(dtype):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        empty = torch.nested.nested_tensor([], dtype=dtype)
+        got = back(empty)
+        assert got.is_nested and (got.dtype, got.size(0), got.dim()) == (dtype, 0, 1)
+    values, offsets = torch.empty(0, 3, dtype=dtype), torch.tensor([0])
+    got = back(torch.nested.nested_tensor_from_jagged(values, offsets))
+    assert got.dtype == dtype and got.size(0) == 0 and got.values().shape == (0, 3)
+
+
 def test_tensors_that_consist_of_others():
     value = TwoTensor(torch.ones(3), torch.arange(3.0))
     got = back(value)
@@ -368,6 +427,44 @@ def test_arrays_of_records(dtype):
         one = filled(dtype, 2).view(np.recarray)[1]
         assert type(back(one)) is np.record and back(one).dtype == one.dtype
         assert type(back(dtype)) is type(dtype) and back(dtype) == dtype
+
+
+NOTED = [
+    np.dtype("i1", metadata={"enum": {"red": 0, "blue": 1}}),
+    np.dtype("S5", metadata={"h5py_encoding": "utf-8"}), np.dtype("U3", metadata={1: 2}),
+    np.dtype("M8[ns]", metadata={"k": [1]}), np.dtype(">f4", metadata={}),
+    np.dtype([("a", np.dtype("i4", metadata={"x": 1})),
+              ("b", (np.dtype("u1", metadata={"y": 2}), (2,)))]),
+    np.dtype(np.dtype([("a", "i4"), ("b", "u1")], align=True), metadata={"z": 3}),
+]  # fmt: skip
+
+
+def notes(dtype):
+    inside = [notes(field[0]) for field in (dtype.fields or {}).values()]
+    noted = None if dtype.metadata is None else dict(dtype.metadata)
+    return noted, inside, notes(dtype.base) if dtype.subdtype else None
+
+
+@pytest.mark.parametrize("dtype", NOTED, ids=str)
+def test_what_is_noted_in_a_type_of_numpy(dtype):
+    array = np.zeros(4, dtype)
+    for value in (array, array[::2], array.reshape(2, 2), array[:0], np.zeros((), dtype)):
+        same_array(back(value), value.copy())
+        assert notes(back(value).dtype) == notes(dtype) and back(value).flags.writeable
+    masked = np.ma.array(array, mask=array == array)
+    assert notes(back(masked).dtype) == notes(dtype)
+    if dtype.names:
+        records = array.view(np.recarray)
+        same_array(back(records), records.copy())
+        assert notes(back(records).dtype) == notes(records.dtype)
+        assert notes(back(array[0]).dtype) == notes(array[0].dtype)
+    plain = np.zeros(4, np.dtype("i1"))
+    assert back(plain).dtype.metadata is None
+
+
+def test_what_is_noted_and_cannot_be_stored():
+    refused(np.zeros(2, np.dtype("i4", metadata={"x": object()})), "an object")
+    refused(np.array(["a"], np.dtype("O", metadata={"vlen": str})), "dtype object")
 
 
 def test_records_of_a_file(tmp_path):
@@ -462,6 +559,16 @@ def test_what_to_parts_says_is_checked(registering):
     registering(Parted, lambda value: (value,), Parted)
     with pytest.raises(UnsupportedSample, match="contains itself"):
         encode(Parted())
+
+
+def test_to_parts_may_say_why_an_object_is_never_stored(registering):
+    def why(value):
+        raise UnsupportedSample("it is secret")
+
+    registering(Parted, why, Parted)
+    for allow_pickle in (False, True):
+        with pytest.raises(UnsupportedSample, match="it is secret"):
+            encode([Parted()], allow_pickle)
 
 
 def test_who_cannot_be_taken_apart_may_be_pickled(registering):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from stocache._sharing.natives import ITEMS, attributes_of, base_of, plain, slots_of
 from stocache._torch.generators import is_generator
 
 # A dataset is looked at after it was made, and not long after.
@@ -27,12 +28,19 @@ def changes_by_itself(dataset: Any, names: Iterable[str]) -> list[str]:
         try:
             value = dataset
             for part in name.split("."):
-                value = vars(value)[part]
+                value = _part(value, part)
         except Exception:  # it is code, or the number of samples
             continue
         if (what := next(_inside(value, name), None)) is not None:
             found.append(what)
     return found
+
+
+def _part(value: Any, name: str) -> Any:
+    kind = type(value)
+    if name == ITEMS:
+        return plain(value, base_of(kind) or object)
+    return attributes_of(value, slots_of(kind))[name]
 
 
 def _inside(value: Any, place: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from stocache._sharing import code
 from stocache._sharing.modules import users_own
-from stocache._sharing.natives import attributes_of, shows_all
+from stocache._sharing.natives import ITEMS, attributes_of, base_of, plain, slots_of
 from stocache._sharing.sameness import contents, digest, refusal
 
 # Packages whose datasets are no code of the user's, though a dataset's class may be theirs: they
@@ -97,10 +97,13 @@ def _parts(
                 continue
             yield name, code.own_parts(function)
             yield from code.used_by(function).items()
-        if not shows_all(kind):
+        base = base_of(kind)
+        if base is None:
             yield f"{before}contents", dataset
             return
-        own = attributes_of(dataset)
+        own = attributes_of(dataset, slots_of(kind))
+        if base is not object:
+            own[ITEMS] = plain(dataset, base)
         if not of_each:
             length = len(dataset)
             own = {name: value for name, value in own.items() if _length(value) != length}

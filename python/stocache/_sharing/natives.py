@@ -7,7 +7,7 @@ import io
 import os
 import stat
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _HEAP_TYPE = 1 << 9  # the flag of classes that were made while the program ran
@@ -60,10 +60,29 @@ def attributes_of(
     return {name: found[name] for name in sorted(found, key=str)}
 
 
-def shows_all(kind: type) -> bool:
-    """Whether the attributes of such an object are all that it holds."""
+# What the items of a list, tuple or dict are called among its attributes.
+ITEMS = "its items"
+
+# What a class may derive from: what such an object holds beside its attributes, as a plain one.
+_PLAIN: dict[type, Callable[[Any], Any]] = {
+    list: lambda value: list.__getitem__(value, slice(None)),
+    tuple: lambda value: tuple.__getitem__(value, slice(None)),
+    dict: dict.copy,
+}
+
+
+def base_of(kind: type) -> type | None:
+    """What such an object is beside its attributes: a list, a tuple, a dict, or nothing, which is
+    ``object``. None if it holds more than can be seen."""
     natives = [parent for parent in kind.__mro__ if is_native(parent)]
-    return bool(kind.__dictoffset__) and natives == [object] and not slots_of(kind)
+    if natives == [object]:
+        return object if kind.__dictoffset__ or slots_of(kind) else None
+    return natives[0] if natives[0] in _PLAIN and natives[1:] == [object] else None
+
+
+def plain(value: Any, base: type) -> Any:
+    """As an object of the base alone, past the methods of its own class."""
+    return _PLAIN[base](value)
 
 
 def open_file(file: Any) -> tuple[Any, ...]:

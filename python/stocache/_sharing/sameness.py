@@ -61,7 +61,6 @@ _EXTENDED: dict[type, Callable[[Any], Any]] = {
     bytes: lambda value: b"".join([value]),
 }
 _KNOWN_BASES = frozenset((object, list, tuple, dict, set, frozenset, *_EXTENDED))
-_CACHES = (_C.Cache, _C.Records, _C.Files)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), "_multiprocessing.SemLock")
 _GENERATORS = ("random.Random", "numpy.random.mtrand.RandomState")
 _BY_NAME = (torch.dtype, torch.device, torch.layout, torch.memory_format, range)
@@ -69,6 +68,15 @@ _PATHS = frozenset((PosixPath, PurePosixPath, WindowsPath, PureWindowsPath))
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _C_DATA = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
 _BUFFERS = (bytearray, memoryview, array, mmap.mmap, pickle.PickleBuffer, *_C_DATA)
+
+
+class NoPart:
+    """Base of what is ours in a dataset, and no part of its data."""
+
+    __slots__ = ()
+
+
+_NO_DATA = (_C.Cache, _C.Records, _C.Files, NoPart)
 
 
 @dataclass(frozen=True)
@@ -165,7 +173,7 @@ class _Walk:
             # Version 2 of marshal knows no references, so equal values give equal bytes.
             for at in range(0, len(values), _CHUNK):
                 self.hash.update(marshal.dumps(values[at : at + _CHUNK], 2))
-        elif issubclass(kind, _CACHES) or kind in _LOCKS or _name(kind) in _LOCKS:
+        elif issubclass(kind, _NO_DATA) or kind in _LOCKS or _name(kind) in _LOCKS:
             pass  # a cache is what the question is about, and a lock says nothing of data
         elif issubclass(kind, NotImported):
             missing = [f"{where} (the module {each.name} is not imported yet)" for each in values]

@@ -107,12 +107,17 @@ def random_numbers_kept(generators: list[Any] | None = None) -> Iterator[None]:
     try:
         yield
     finally:
-        random.setstate(before[0])
-        torch.set_rng_state(before[1])
-        if before[2] is not None:
-            sys.modules["numpy.random"].set_state(before[2])
-        for generator, state in zip(own, before[3:], strict=True):
-            set_state(generator, state)
+        set_states(own, before)
+
+
+def set_states(generators: list[Any], before: list[Any]) -> None:
+    """As ``states`` were."""
+    random.setstate(before[0])
+    torch.set_rng_state(before[1])
+    if before[2] is not None:
+        sys.modules["numpy.random"].set_state(before[2])
+    for generator, state in zip(generators, before[3:], strict=True):
+        set_state(generator, state)
 
 
 def have_moved(before: list[Any], after: list[Any]) -> bool:

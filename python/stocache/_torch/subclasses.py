@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch._C import DisableTorchFunctionSubclass, _disabled_torch_function_impl
@@ -74,11 +75,49 @@ def coo_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor._indices(), tensor._values()
 
 
+# What torch itself keeps in the attributes of a jagged tensor.
+_OF_JAGGED = frozenset((
+    "_dynamo_propagated_dynamic_indices", "_lengths", "_metadata_cache", "_offsets", "_ragged_idx",
+    "_size", "_strides", "_values",
+))  # fmt: skip
+
+
 def jagged_parts(value: Any) -> tuple[Any, ...]:
-    """What ``torch.nested.nested_tensor_from_jagged`` is given to make it."""
+    """What ``torch.nested.nested_tensor_from_jagged`` is given to make it, and its attributes."""
     bounds = value._metadata_cache
+    _note_lengths(value)
     return (
         value.values(), value.offsets(), value.lengths(), value._ragged_idx,
         *(None if bounds.get(name) is None else int(bounds[name].shape[0])
           for name in ("min_seqlen", "max_seqlen")),
+        {name: each for name, each in vars(value).items() if name not in _OF_JAGGED},
     )  # fmt: skip
+
+
+# The lengths of rows that are in use, by what is in them. To torch two jagged tensors have the same
+# shape, and can be added, if they have one tensor of offsets in common, or one number for it.
+_lengths_in_use: WeakValueDictionary[tuple[Any, ...], torch.Tensor] = WeakValueDictionary()
+
+
+def jagged(values: Any, offsets: Any, lengths: Any, dim: int, *bounds: Any) -> Any:
+    """A jagged tensor, of the same shape as others whose rows have the same lengths."""
+    from torch.nested._internal import nested_tensor  # which few programs need
+
+    torchs: Any = nested_tensor
+    source = offsets if lengths is None else lengths
+    known = _lengths_in_use.get(_key_of(source))
+    if known is not None and torchs._tensor_symint_registry.get(source) is None:
+        torchs._tensor_symint_registry[source] = torchs.get_tensor_symint(known)
+    made = torch.nested.nested_tensor_from_jagged(values, offsets, lengths, dim, *bounds)
+    _note_lengths(made)
+    return made
+
+
+def _note_lengths(value: Any) -> None:
+    source = value.offsets() if value.lengths() is None else value.lengths()
+    if source.device.type == "cpu":
+        _lengths_in_use[_key_of(source)] = source
+
+
+def _key_of(lengths: torch.Tensor) -> tuple[Any, ...]:
+    return lengths.dtype, bytes(lengths.detach().contiguous().view(torch.uint8).numpy())

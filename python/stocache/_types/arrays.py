@@ -16,37 +16,45 @@ def _numpy() -> Any:
 
 
 def _array_parts(array: Any) -> Any:
-    """Of those that the codec leaves over: records, and texts of any length (numpy 2)."""
-    if array.dtype.kind == "V" and not array.dtype.hasobject:
-        return _record_parts(array)
+    """Of those that the codec leaves over: records, texts of any length (numpy 2), and those whose
+    type has something noted in it, as h5py does for enums and texts."""
     if array.dtype.kind == "T":
-        return _text_parts(array)
+        return NotImplemented if array.dtype.metadata else _text_parts(array)
+    noted = array.dtype.metadata is not None
+    if (noted or array.dtype.kind == "V") and not array.dtype.hasobject:
+        return _typed_parts(array)
     return NotImplemented
 
 
 def _array(kind: str, *parts: Any) -> Any:
-    return _records(*parts) if kind == "records" else _texts(*parts)
+    return _typed(*parts) if kind == "typed" else _texts(*parts)
 
 
-# Records
+# Arrays of which the type is described
 
 
-def _record_parts(array: Any) -> Any:
+def _typed_parts(array: Any) -> Any:
     np = _numpy()
     described = _described(array.dtype)
     again = _dtype(described)
-    if again != array.dtype or again.type is not array.dtype.type:
+    if again != array.dtype or _described(again) != described:
         return NotImplemented  # of somebody else's making
     octets = np.frombuffer(array.tobytes(), np.uint8)
-    return "records", described, array.shape, octets
+    return "typed", described, array.shape, octets
 
 
-def _records(described: Any, shape: tuple[int, ...], octets: Any) -> Any:
+def _typed(described: Any, shape: tuple[int, ...], octets: Any) -> Any:
     return _numpy().ndarray(shape, _dtype(described), octets)
 
 
 def _described(dtype: Any) -> Any:
-    """A dtype as numpy takes it, but for those inside it."""
+    """A dtype as numpy takes it, but for those inside it and for what is noted in it."""
+    if dtype.metadata is not None:
+        return [_described_plainly(dtype), dict(dtype.metadata)]
+    return _described_plainly(dtype)
+
+
+def _described_plainly(dtype: Any) -> Any:
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return (_described(base), shape)
@@ -67,6 +75,9 @@ def _described(dtype: Any) -> Any:
 
 def _dtype(described: Any) -> Any:
     np = _numpy()
+    if isinstance(described, list):
+        plain, noted = described
+        return np.dtype(_dtype(plain), metadata=noted)
     if isinstance(described, tuple):
         return np.dtype((_dtype(described[0]), described[1]))
     if isinstance(described, str):
@@ -82,17 +93,30 @@ def _dtype(described: Any) -> Any:
 # Texts
 
 
+def joined(texts: list[str | None]) -> tuple[Any, str]:
+    """How long they are, -1 where one is missing; and all of them in one."""
+    lengths = [-1 if text is None else len(text) for text in texts]
+    return _numpy().array(lengths, "i8"), "".join(filter(None, texts))
+
+
+def separated(lengths: Any, together: str, missing: Any) -> list[Any]:
+    """The texts again."""
+    texts, at = [], 0
+    for length in lengths.tolist():
+        texts.append(missing if length == -1 else together[at : at + length])
+        at += max(0, length)
+        if length < -1 or at > len(together):
+            raise ValueError(f"texts of {length} of {len(together)} characters")
+    return texts
+
+
 def _text_parts(array: Any) -> tuple[Any, ...]:
-    """All texts in one, and how long they are; -1 where one is missing."""
-    np = _numpy()
     missing = getattr(array.dtype, "na_object", _NOT_SAID)
     if not (missing in (_NOT_SAID, None) or isinstance(missing, (float, str))):
         raise TypeError(f"na_object is {missing!r}; None, a float or a str is stored")
     texts = [None if _is_missing(text, missing) else str(text) for text in array.ravel().tolist()]
-    lengths = np.array([-1 if text is None else len(text) for text in texts], np.int64)
-    joined = "".join(text for text in texts if text is not None)
     said = () if missing is _NOT_SAID else (missing,)
-    return "texts", said, bool(array.dtype.coerce), array.shape, lengths, joined
+    return "texts", said, bool(array.dtype.coerce), array.shape, *joined(texts)
 
 
 def _is_missing(text: Any, missing: Any) -> bool:
@@ -100,14 +124,11 @@ def _is_missing(text: Any, missing: Any) -> bool:
 
 
 def _texts(
-    said: tuple[Any, ...], coerce: bool, shape: tuple[int, ...], lengths: Any, joined: str
+    said: tuple[Any, ...], coerce: bool, shape: tuple[int, ...], lengths: Any, together: str
 ) -> Any:
     np = _numpy()
     options = {"na_object": said[0]} if said else {}
-    texts, at = [], 0
-    for length in lengths.tolist():
-        texts.append(said[0] if length < 0 else joined[at : at + length])
-        at += max(0, length)
+    texts = separated(lengths, together, said[0] if said else None)
     return np.array(texts, np.dtypes.StringDType(coerce=coerce, **options)).reshape(shape)
 
 

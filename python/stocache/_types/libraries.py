@@ -63,19 +63,55 @@ register_type("transformers.BatchEncoding", _encoding_parts, _encoding)
 register_type("transformers.BatchFeature", _feature_parts, _feature)
 
 
-# PyTorch Geometric: stores of attributes.
+# PyTorch Geometric: stores of attributes. What begins with an underscore it keeps beside them.
+
+_OF_A_STORE = frozenset(("_cached_attr", "_key", "_mapping", "_parent"))
 
 
-def _graph(mapping: dict[str, Any]) -> Any:
+def _beside(store: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(store).items() if name not in _OF_A_STORE}
+
+
+def _own(graph: Any, stores: set[str]) -> dict[str, Any]:
+    """What somebody put into its ``__dict__``, which every graph has some of."""
+    usual = vars(type(graph)())
+    return {
+        name: value
+        for name, value in vars(graph).items()
+        if name not in stores and not (name in usual and usual[name] is value)
+    }
+
+
+def _graph_parts(graph: Any) -> tuple[Any, ...]:
+    (store,) = graph.stores
+    return dict(store.items()), _beside(store), _own(graph, {"_store"})
+
+
+def _graph(items: dict[str, Any], beside: dict[str, Any], own: dict[str, Any]) -> Any:
     graph = Named("torch_geometric.data.Data").find()()
-    for name, value in mapping.items():  # in their order, which from_dict does not keep
-        graph[name] = value
+    (store,) = graph.stores
+    for name, value in items.items():  # in their order, which from_dict does not keep
+        store[name] = value
+    vars(store).update(beside)
+    vars(graph).update(own)
     return graph
 
 
-def _graph_of_kinds(mapping: dict[Any, Any]) -> Any:
-    return Named("torch_geometric.data.HeteroData").find().from_dict(mapping)
+def _graph_of_kinds_parts(graph: Any) -> tuple[Any, ...]:
+    stores = {"_global_store", "_node_store_dict", "_edge_store_dict"}
+    beside = [_beside(store) for store in graph.stores]
+    return graph.to_dict(), beside, _own(graph, stores)
 
 
-register_type("torch_geometric.data.Data", lambda graph: (graph.to_dict(),), _graph)
-register_type("torch_geometric.data.HeteroData", lambda graph: (graph.to_dict(),), _graph_of_kinds)
+def _graph_of_kinds(
+    items: dict[Any, Any], beside: list[dict[str, Any]], own: dict[str, Any]
+) -> Any:
+    graph = Named("torch_geometric.data.HeteroData").find().from_dict(items)
+    for store, values in zip(graph.stores, beside, strict=True):
+        vars(store).update(values)
+    vars(graph).update(own)
+    return graph
+
+
+register_type("torch_geometric.data.Data", _graph_parts, _graph)
+register_type("torch_geometric.data.HeteroData", _graph_of_kinds_parts, _graph_of_kinds)

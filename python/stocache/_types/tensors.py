@@ -31,7 +31,10 @@ def _tensor_parts(tensor: torch.Tensor) -> Any:
         parts = tensor.detach()
         return str(tensor.layout), compressed(parts), plain(parts), parts.values(), size
     if tensor.is_nested:
-        return "nested", [part.contiguous() for part in tensor.detach().unbind()]
+        rows = [row.contiguous() for row in tensor.detach().unbind()]
+        if not rows and tensor.dim() != 1:
+            return NotImplemented  # of which nobody knows the other dimensions
+        return "nested", rows, tensor.dtype
     return NotImplemented
 
 
@@ -46,7 +49,8 @@ def _tensor_of(kind: str, *parts: Any) -> torch.Tensor:
             indices, values, size, is_coalesced=is_coalesced, check_invariants=True
         )
     if kind == "nested":
-        return torch.nested.nested_tensor(*parts)
+        rows, dtype = parts
+        return torch.nested.nested_tensor(rows, dtype=dtype)
     layout = _LAYOUTS[kind]
     compressed, plain, values, size = parts
     return torch.sparse_compressed_tensor(
@@ -60,13 +64,17 @@ def _parameter_parts(parameter: torch.nn.Parameter) -> Any:
     return parameter.detach(), parameter.requires_grad
 
 
-def _jagged(values: torch.Tensor, offsets: torch.Tensor, *more: Any) -> torch.Tensor:
+def _jagged(
+    values: torch.Tensor, offsets: torch.Tensor, lengths: Any, dim: int, shortest: Any,
+    longest: Any, attributes: dict[str, Any],
+) -> torch.Tensor:  # fmt: skip
     """Nobody else looks whether the rows lie within the values."""
-    lengths, dim = more[:2]
     ends = offsets[1:] if lengths is None else offsets[:-1] + lengths
     if offsets[0] < 0 or (offsets.diff() < 0).any() or (ends > values.shape[dim - 1]).any():
         raise ValueError("the rows are not within the values")
-    return torch.nested.nested_tensor_from_jagged(values, offsets, *more)
+    made: torch.Tensor = subclasses.jagged(values, offsets, lengths, dim, shortest, longest)
+    made.__dict__.update(attributes)
+    return made
 
 
 def _of_torch(kind: type) -> Callable[[str], Any]:
