@@ -187,7 +187,8 @@ def read_all(read: Reader, source: Samples, faults: Any) -> float:
 def _read_part(read: Reader, source: Samples, part: list[int], begin: Any, faults: Any) -> None:
     torch.set_num_threads(1)
     for _ in range(4):
-        read(part[:BATCH])  # connected, and with memory that is used again
+        # Connected, and with memory that is used again: that of two batches, as below.
+        samples = read(part[:BATCH])
     begin.wait(60)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for at in range(0, len(part), BATCH):

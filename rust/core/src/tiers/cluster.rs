@@ -131,6 +131,11 @@ impl Tier for Cluster {
         true
     }
 
+    /// The tag covers the whole record.
+    fn vouches(&self) -> bool {
+        true
+    }
+
     fn clear(&self) -> Result<()> {
         self.store.clear()
     }
