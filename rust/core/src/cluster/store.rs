@@ -10,12 +10,13 @@ use super::slots::{Elsewhere, Refused};
 use super::value::{FRONT, Front, Secret};
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active as broken};
+use crate::records::RecordStore;
 use crate::records::portable::{self, HEAD, Head, schema_hash};
 use crate::sys::per_process::PerProcess;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// Names that a server is asked for, or told, at once.
@@ -154,6 +155,8 @@ pub struct ClusterStore {
     wait: Duration,
     /// In front of the number of a sample.
     prefix: String,
+    /// Where processes of the node tell each other which servers they leave alone.
+    memory: OnceLock<Weak<RecordStore>>,
     routes: PerProcess<Routes>,
     /// Those of the first process, for the control that shares them.
     inherited: OnceLock<Routes>,
@@ -181,11 +184,18 @@ impl ClusterStore {
             secret: Secret::new(&options.secret),
             wait: wait_of_environment(),
             prefix: format!("stocache:{}:{:032x}:", options.name, options.fingerprint),
+            memory: OnceLock::new(),
             routes: PerProcess::new(),
             inherited: OnceLock::new(),
             schemas: PerProcess::new(),
             options,
         })
+    }
+
+    /// Says which memory the processes of this node share, before the first use: then a server in trouble costs
+    /// the node one wait, and not each process.
+    pub fn share_rests(&self, memory: &Arc<RecordStore>) {
+        let _once = self.memory.set(Arc::downgrade(memory));
     }
 
     /// What leads to the same servers and the same dataset in another process.
@@ -195,7 +205,8 @@ impl ClusterStore {
 
     /// A forked child makes its own: on its parent's connection each would get the other's answers.
     fn routes(&self) -> &Routes {
-        let make = || Routes::new(&self.options.servers, self.wait);
+        let memory = || self.memory.get().cloned().unwrap_or_default();
+        let make = || Routes::new(&self.options.servers, self.wait, memory());
         if broken(Fault::InheritConnections) {
             return self.inherited.get_or_init(make);
         }
@@ -213,6 +224,13 @@ impl ClusterStore {
 
     fn name_of(&self, key: u64) -> Vec<u8> {
         format!("{}{key}", self.prefix).into_bytes()
+    }
+
+    /// The same with another wait.
+    #[cfg(test)]
+    pub(super) fn waiting(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
     }
 
     #[cfg(test)]
@@ -282,7 +300,7 @@ impl ClusterStore {
         for (at, wanted) in wanted.iter().enumerate().filter(|(_, wanted)| !wanted.is_empty()) {
             let node = &table.nodes()[at];
             let mut link = locked(&node.link);
-            if link.is_resting() {
+            if !link.may_be_asked() {
                 if table.is_native() {
                     routes.doubt_now_and_then();
                 }
@@ -585,10 +603,10 @@ impl ClusterStore {
     pub fn holdings(&self) -> Vec<Holding> {
         let of = |node: &Arc<Node>| {
             let mut link = locked(&node.link);
-            let outcome = if link.is_resting() {
-                Err(Trouble::OutOfTime)
-            } else {
+            let outcome = if link.may_be_asked() {
                 self.holding(&mut link, &node.address)
+            } else {
+                Err(Trouble::OutOfTime)
             };
             let nothing = Holding { address: node.address.to_string(), ..Holding::default() };
             link.settle(outcome).unwrap_or(nothing)

@@ -19,6 +19,7 @@ pub struct Cluster {
 impl Cluster {
     /// Below this memory.
     pub fn new(store: Arc<ClusterStore>, memory: Arc<RecordStore>) -> Self {
+        store.share_rests(&memory);
         Self { store, memory }
     }
 
