@@ -7,7 +7,7 @@ use super::link::{Found, Link, MAX_VALUE, Outcome, ServerStats, Wanted};
 use super::placement::Placement;
 use super::routes::{Node, Routes, Table, locked};
 use super::slots::{Elsewhere, Refused};
-use super::value::{FRONT, Front, Secret};
+use super::value::{FRONT, Front, Secret, tagged};
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active as broken};
 use crate::records::RecordStore;
@@ -54,8 +54,11 @@ pub struct ClusterOptions {
 pub trait Receiver {
     /// Memory for one record.
     type Memory: DerefMut<Target = [u8]>;
-    /// Memory for a record of so many bytes, of the sample at this position; None if it is not wanted.
-    fn lend(&mut self, which: usize, len: usize) -> Option<Self::Memory>;
+    /// Memory for a record of so many bytes, of the sample at this position, in `room` bytes; None if it is not
+    /// wanted.
+    fn lend(&mut self, which: usize, len: usize, room: usize) -> Option<Self::Memory>;
+    /// All of that memory: the record lies at its start.
+    fn room(memory: &mut Self::Memory) -> &mut [u8];
     /// A record that somebody with the secret wrote; false if it is not the one that was asked for.
     fn done(&mut self, memory: Self::Memory) -> bool;
     /// Memory that was not needed.
@@ -87,32 +90,37 @@ pub struct Holding {
 /// Keeps the values that come, by position.
 struct Values(Vec<Option<Vec<u8>>>);
 
-/// Memory for the value of that position.
-struct Value(usize, Vec<u8>);
+/// Memory for the value of that position, and how long that is.
+struct Value(usize, Vec<u8>, usize);
 
 impl Deref for Value {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.1
+        &self.1[..self.2]
     }
 }
 
 impl DerefMut for Value {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.1
+        &mut self.1[..self.2]
     }
 }
 
 impl Receiver for Values {
     type Memory = Value;
 
-    fn lend(&mut self, which: usize, len: usize) -> Option<Value> {
+    fn lend(&mut self, which: usize, len: usize, room: usize) -> Option<Value> {
         // Whether there is so much; what is taken then is not touched before bytes come.
-        Vec::<u8>::new().try_reserve_exact(len).ok()?;
-        Some(Value(which, vec![0; len]))
+        Vec::<u8>::new().try_reserve_exact(room).ok()?;
+        Some(Value(which, vec![0; room], len))
     }
 
-    fn done(&mut self, Value(which, memory): Value) -> bool {
+    fn room(memory: &mut Value) -> &mut [u8] {
+        &mut memory.1
+    }
+
+    fn done(&mut self, Value(which, mut memory, len): Value) -> bool {
+        memory.truncate(len);
         self.0[which] = Some(memory);
         true
     }
@@ -381,14 +389,15 @@ impl ClusterStore {
         };
         schema.resize(front.schema_len, 0);
         connection.read(schema, budget)?;
-        let Some(mut memory) = receiver.lend(wanted.which, front.record_len) else {
+        let room = tagged(front.record_len, schema.len(), wanted.name.len());
+        let Some(mut memory) = receiver.lend(wanted.which, front.record_len, room) else {
             connection.skip(front.record_len, budget)?;
             connection.end_of_bulk(budget)?;
             return Ok(Found::Unwanted);
         };
         connection.read(&mut memory, budget)?;
         connection.end_of_bulk(budget)?;
-        if !self.secret.is_ours(&front, &wanted.name, schema, &memory) {
+        if !self.secret.is_ours(&front, &wanted.name, schema, R::room(&mut memory)) {
             receiver.take_back(memory);
             return Ok(Found::Forged);
         }

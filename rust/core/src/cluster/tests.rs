@@ -157,27 +157,31 @@ struct Keeps<'a> {
     got: BTreeMap<u64, Vec<u8>>,
 }
 
-/// A record that knows for which it is.
-struct Memory(usize, Vec<u8>);
+/// A record that knows for which it is, and how long it is.
+struct Memory(usize, Vec<u8>, usize);
 
 impl std::ops::Deref for Memory {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.1
+        &self.1[..self.2]
     }
 }
 
 impl std::ops::DerefMut for Memory {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.1
+        &mut self.1[..self.2]
     }
 }
 
 impl Receiver for Keeps<'_> {
     type Memory = Memory;
 
-    fn lend(&mut self, which: usize, len: usize) -> Option<Memory> {
-        Some(Memory(which, vec![0xaa; len]))
+    fn lend(&mut self, which: usize, len: usize, room: usize) -> Option<Memory> {
+        Some(Memory(which, vec![0xaa; room], len))
+    }
+
+    fn room(memory: &mut Memory) -> &mut [u8] {
+        &mut memory.1
     }
 
     fn done(&mut self, memory: Memory) -> bool {

@@ -45,8 +45,12 @@ struct Lending<'a>(&'a mut dyn Sink);
 impl Receiver for Lending<'_> {
     type Memory = Lent;
 
-    fn lend(&mut self, which: usize, len: usize) -> Option<Lent> {
-        self.0.lend(which, len, len)
+    fn lend(&mut self, which: usize, len: usize, room: usize) -> Option<Lent> {
+        self.0.lend(which, len, room)
+    }
+
+    fn room(memory: &mut Lent) -> &mut [u8] {
+        memory.pages()
     }
 
     fn done(&mut self, memory: Lent) -> bool {
