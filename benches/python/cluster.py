@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -166,29 +167,41 @@ def read_all(read: Reader, source: Samples, faults: Any) -> float:
     order = list(range(len(source)))
     random.shuffle(order)
     context = multiprocessing.get_context("fork")
-    begin = context.Barrier(PROCESSES + 1)
+    meet = context.Barrier(PROCESSES + 1)
     parts = [order[k::PROCESSES] for k in range(PROCESSES)]
     readers = [
-        context.Process(target=_read_part, args=(read, source, part, begin, faults))
+        context.Process(target=_read_part, args=(read, source, part, meet, faults))
         for part in parts
     ]
     for reader in readers:
         reader.start()
-    begin.wait(60)
-    start = time.perf_counter()
+    elapsed = 0.0
+    with contextlib.suppress(threading.BrokenBarrierError):
+        meet.wait(60)
+        start = time.perf_counter()
+        meet.wait(60)  # what processes take to end is not counted
+        elapsed = time.perf_counter() - start
     for reader in readers:
         reader.join()
-    elapsed = time.perf_counter() - start
     if any(reader.exitcode for reader in readers):
         raise RuntimeError("a reader failed")
     return elapsed
 
 
-def _read_part(read: Reader, source: Samples, part: list[int], begin: Any, faults: Any) -> None:
+def _read_part(read: Reader, source: Samples, part: list[int], meet: Any, faults: Any) -> None:
+    try:
+        _read_in_time(read, source, part, meet, faults)
+    except BaseException:
+        meet.abort()
+        raise
+
+
+def _read_in_time(read: Reader, source: Samples, part: list[int], meet: Any, faults: Any) -> None:
     torch.set_num_threads(1)
     for _ in range(4):
-        read(part[:BATCH])  # connected, and with memory that is used again
-    begin.wait(60)
+        # Connected, and with memory that is used again: that of two batches, as below.
+        samples = read(part[:BATCH])
+    meet.wait(60)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for at in range(0, len(part), BATCH):
         indices = part[at : at + BATCH]
@@ -197,6 +210,7 @@ def _read_part(read: Reader, source: Samples, part: list[int], begin: Any, fault
         row, label = (each[-1] for each in samples) if len(samples) == 2 else samples[-1]
         if int(label) != indices[-1] or not source.is_sample(indices[-1], row[0]):
             raise RuntimeError("a sample holds other bytes than it should")
+    meet.wait(60)
     with faults.get_lock():
         faults.value += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 

@@ -72,6 +72,12 @@ PyObject* to_load(PyObject* self, PyObject*) {
   });
 }
 
+// fetch(batch) -> list: has a Gathering take what comes from below, and says what that is. Before
+// to_load().
+PyObject* fetch(PyObject* self, PyObject* batch) {
+  return guarded([&] { return receive(batch, *use(self)->samples); });
+}
+
 // get(i, allow_pickle) -> the sample that came from below and is not in memory, or MISS.
 PyObject* get(PyObject* self, PyObject* args) {
   PyObject* number = nullptr;
@@ -124,6 +130,7 @@ PyObject* leave(PyObject* self, PyObject*) {
 }
 
 PyMethodDef methods[] = {
+    {"fetch", fetch, METH_O, nullptr},
     {"to_load", to_load, METH_NOARGS, nullptr}, {"get", get, METH_VARARGS, nullptr},
     {"put", put, METH_VARARGS, nullptr},        {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", leave, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr},

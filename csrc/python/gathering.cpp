@@ -207,6 +207,31 @@ bool Gathering::arrive() {
   return alike && agree_on_schema();
 }
 
+std::vector<int64_t> Gathering::receive(bridge::Acquiring& acquiring) {
+  if (!possible_ || caches_.size() != 1) return {};
+  auto& batch = collation_.batch();
+  if (!begun_) {
+    bool alike = false;
+    {
+      WithoutGil free;
+      alike = translated([&] { return batch.lend(acquiring); });
+    }
+    // Whatever goes wrong, no row is left to what somebody else keeps.
+    struct Lent {
+      bridge::Batch& batch;
+      ~Lent() { batch.return_lent(); }
+    } lent{batch};
+    possible_ = alike && agree_on_schema() && begin();
+    if (!begun_) return {};
+    WithoutGil free;
+    translated([&] { batch.keep_lent(acquiring); });
+  }
+  WithoutGil free;
+  translated([&] { batch.receive(acquiring); });
+  const auto present = batch.present();
+  return {present.begin(), present.end()};
+}
+
 bool Gathering::is_there() const {
   return std::all_of(encoded_.begin(), encoded_.end(), std::mem_fn(&codec::Encoded::is_there)) &&
          std::all_of(memory_.begin(), memory_.end(), std::mem_fn(&codec::Lent::is_there));

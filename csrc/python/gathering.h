@@ -63,6 +63,9 @@ class Gathering {
   bool is_possible() const { return possible_; }
   // The rows that are not there.
   std::vector<uint32_t> absent() const;
+  // Takes of what is acquired as much as comes from below, as it comes: the samples that are there
+  // then. The rest is as if nobody had asked.
+  std::vector<int64_t> receive(bridge::Acquiring& acquiring);
   // What default_collate makes of the samples; nullptr without a Python error if one is not there,
   // or they cannot be gathered. Of the samples of each store, so many were counted as they came;
   // the others are hits. Once.

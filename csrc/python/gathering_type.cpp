@@ -67,22 +67,27 @@ bool to_records(PyObject* packed, Loaded& loaded) {
   return true;
 }
 
+// A new list of these numbers.
+template <typename Numbers>
+PyObject* to_list(const Numbers& numbers) {
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(numbers.size()));
+  for (size_t i = 0; list && i < numbers.size(); ++i) {
+    PyObject* number = PyLong_FromLongLong(static_cast<long long>(numbers[i]));
+    if (!number) {
+      Py_CLEAR(list);
+      break;
+    }
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), number);
+  }
+  return list;
+}
+
 // missing(): the rows that are in no store; None if these samples are not gathered at all.
 PyObject* missing(PyObject* self, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto mine = use(self);
     if (!mine->batch->is_possible()) Py_RETURN_NONE;
-    const auto rows = mine->batch->absent();
-    PyObject* list = PyList_New(static_cast<Py_ssize_t>(rows.size()));
-    for (size_t i = 0; list && i < rows.size(); ++i) {
-      PyObject* row = PyLong_FromUnsignedLong(rows[i]);
-      if (!row) {
-        Py_CLEAR(list);
-        break;
-      }
-      PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), row);
-    }
-    return list;
+    return to_list(mine->batch->absent());
   });
 }
 
@@ -164,6 +169,11 @@ PyObject* make_gathering(Gathering::Caches caches, std::vector<uint32_t> which,
   new (&self->batch) std::unique_ptr<Gathering>(std::move(batch));
   self->busy = false;
   return reinterpret_cast<PyObject*>(self);
+}
+
+PyObject* receive(PyObject* batch, bridge::Acquiring& acquiring) {
+  TORCH_CHECK_TYPE(PyObject_TypeCheck(batch, type), "what takes acquired samples is a Gathering");
+  return to_list(use(batch)->batch->receive(acquiring));
 }
 
 bool to_fused(PyObject* object, Fused& fused) {

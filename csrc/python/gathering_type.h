@@ -21,6 +21,9 @@ PyObject* make_gathering(Gathering::Caches caches, std::vector<uint32_t> which,
                          const std::vector<int64_t>& indices, int64_t threads, bool shared,
                          Fused fused);
 
+// Has a batch take what is acquired: a list of the samples that it has then.
+PyObject* receive(PyObject* batch, bridge::Acquiring& acquiring);
+
 // (pipeline, seed, epoch, numbers or None) or None; false with a Python error for anything else.
 bool to_fused(PyObject* object, Fused& fused);
 

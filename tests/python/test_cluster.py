@@ -110,6 +110,97 @@ def test_a_batch_is_asked_for_at_once(server, memory, tmp_path):
         assert reads(server) - before >= 64
 
 
+class Together(Counted):
+    """Gives many at once."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def is_batch(batch, indices):
+    rows, labels = batch
+    assert labels.tolist() == list(indices)
+    assert torch.equal(
+        rows, torch.tensor(list(indices), dtype=torch.int32)[:, None].expand(-1, 300)
+    )
+
+
+@pytest.mark.parametrize("kind", [Counted, Together])
+@pytest.mark.parametrize("memory", [1, "16MiB"])
+def test_a_batch_takes_its_rows_straight_from_the_servers(server, memory, kind):
+    with node(kind(), server.url) as first:
+        check(first[i] for i in range(64))
+    source = kind()
+    with node(source, server.url, memory=memory) as second:
+        is_batch(second.batches[[0, 1]], [0, 1])
+        second.__getitems__([2, 3] * 20)  # connected, and it knows how long values are
+        before, seen = reads(server), second.stats().hits
+        twice = [*range(63, 1, -1), 7, 7, 0]
+        is_batch(second.batches[twice], twice)
+        assert reads(server) - before < 20
+        stats = second.stats()
+        assert (stats.hits - seen, stats.misses) == (len(twice), 0)
+        assert stats.filled == (0 if memory == 1 else 64)
+        assert not source.loads.any()
+    # What is not there is loaded, once, and sent.
+    with node(kind(), server.url) as other:
+        other.clear()
+        [other[i] for i in range(0, 64, 2)]
+    with node(source, server.url, memory=memory) as second:
+        is_batch(second.batches[range(64)], range(64))
+        # Once; of what gives many at once, some are compared with what it gives alone.
+        loads = source.loads.tolist()
+        assert not any(loads[::2]) and all(loads[1::2])
+        assert kind is Together or sum(loads) == 32
+        assert second.stats().misses == 32 and second.flush()
+    with node(source, server.url, memory=memory) as second:
+        is_batch(second.batches[range(64)], range(64))
+    assert source.loads.tolist() == loads
+
+
+@pytest.mark.parametrize("memory", [1, "16MiB"])
+def test_a_worker_makes_whole_batches_of_what_servers_have(server, memory):
+    with node(Counted(256), server.url) as first:
+        is_batch(first.batches[range(256)], range(256))
+    source = Counted(256)
+    with node(source, server.url, memory=memory) as second:
+        loader = DataLoader(second, 32, shuffle=True, num_workers=2, persistent_workers=True)
+        for _ in range(3):
+            seen = []
+            for rows, labels in loader:
+                is_batch((rows, labels), labels.tolist())
+                seen += labels.tolist()
+            assert sorted(seen) == list(range(256))
+        assert not source.loads.any()
+        stats = second.stats()
+        assert stats.misses == 0 and stats.hits == 3 * 256
+        assert stats.cluster.hits == (3 if memory == 1 else 1) * 256
+        del loader
+
+
+class Odd(Counted):
+    """One sample has another shape."""
+
+    def __getitem__(self, index):
+        tensor, label = super().__getitem__(index)
+        return tensor[: 299 if index == 40 else 300].clone(), label
+
+
+def test_samples_that_are_no_batch_are_given_one_by_one(server):
+    with node(Odd(), server.url, memory=1) as first:
+        assert len(first.__getitems__(list(range(64)))) == 64
+    source = Odd()
+    with node(source, server.url, memory=1) as second:
+        samples = second.__getitems__(list(range(64)))
+        assert [len(tensor) for tensor, _ in samples] == [
+            299 if i == 40 else 300 for i in range(64)
+        ]
+        with pytest.raises(RuntimeError, match="stack"):  # as default_collate says it
+            second.batches[range(64)]
+        is_batch(second.batches[range(40)], range(40))
+    assert not source.loads.any()
+
+
 def reads(server):
     """How often the server has read from sockets."""
     lines = b"\n".join(ask(server.port, "INFO", "stats")).decode().splitlines()

@@ -37,6 +37,8 @@ _PATIENCE_SECONDS = 0.5
 _LOOKS_PER_EPOCH = 64
 # How long a process waits at its end for the disk. A DataLoader ends workers that take 5.
 _FLUSH_SECONDS = 4.0
+# A sample that only a batch has.
+_TAKEN = object()
 
 
 class Records(_C.Records):
@@ -120,6 +122,11 @@ class Samples:
     @property
     def _has_below(self) -> bool:
         return self._has_disk or self._has_cluster
+
+    @property
+    def asks_servers(self) -> bool:
+        """Whether what is not on this node may be on servers."""
+        return self._has_cluster
 
     # One sample
 
@@ -220,7 +227,9 @@ class Samples:
             # What is in memory is copied while the rest is loaded.
             native = None if fusing is None else fusing.native(places)
             gathering = self.records.gather(places, self._threads(), is_worker(), None, native)
-            loaded = self._with_missing(asked, places, to_edit=False, whole=whole)
+            loaded = self._with_missing(
+                asked, places, to_edit=False, whole=whole, gathering=gathering
+            )
         except _Given as given:
             if fusing is None:
                 return default_collate(given.batch)
@@ -300,12 +309,17 @@ class Samples:
         return indices, places
 
     def _with_missing(
-        self, indices: Sequence[Any], places: list[int], to_edit: bool, whole: bool
-    ) -> dict[int, Any]:
-        """What is not cached of these samples, loaded together: by its position in the places."""
+        self, indices: Sequence[Any], places: list[int], to_edit: bool, whole: bool,
+        gathering: _C.Gathering | None = None,
+    ) -> dict[int, Any]:  # fmt: skip
+        """What is not cached of these samples, loaded together: by its position in the places; but
+        for what a ``gathering`` of them took from servers."""
         missing = self.records.missing(places)
+        asks = gathering is not None and self._has_cluster
         try:
-            loaded = self._load_many([places[k] for k in missing], to_edit, whole)
+            loaded = self._load_many(
+                [places[k] for k in missing], to_edit, whole, gathering if asks else None
+            )
             self._if_found_meanwhile(whole)
         except _FoundMeanwhile:
             raise _Given(self._whole_batch(indices)) from None
@@ -313,7 +327,8 @@ class Samples:
             telling.of_whole_batches(self.records, self.source, found.why)
             all_of_it = found.indices == places
             raise _Given(found.batch if all_of_it else self._whole_batch(indices)) from None
-        return dict(zip(missing, loaded, strict=True))
+        found = zip(missing, loaded, strict=True)
+        return {k: sample for k, sample in found if sample is not _TAKEN}
 
     def _filled_up(self, places: list[int], loaded: dict[int, Any], to_edit: bool) -> list[Any]:
         rest = [k for k in range(len(places)) if k not in loaded]
@@ -333,16 +348,23 @@ class Samples:
             return self.records.get_many(places, self.allow_pickle, counted)
         return [self._read(place, counted) for place in places]
 
-    def _load_many(self, indices: list[int], to_edit: bool, whole: bool) -> list[Any]:
+    def _load_many(
+        self, indices: list[int], to_edit: bool, whole: bool,
+        gathering: _C.Gathering | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """These samples, or ``_TAKEN`` for one that a ``gathering`` took from servers: it alone may
+        have it."""
         function = together.function_of(self.source)
         gives_whole_batches = self._if_found_meanwhile(whole)
         if function is None or not indices or gives_whole_batches:
             if self._has_cluster and len(indices) > 1:
-                return self._load_each(indices, to_edit)
+                return self._load_each(indices, to_edit, gathering)
             return [self.load(index, to_edit) for index in indices]
         loaded: dict[int, Any] = {}
         stored: list[int] = []
         with self.records.acquire(indices, _PATIENCE_SECONDS) as acquired:
+            taken = _taken(acquired, gathering)
+            fetched: dict[int, Any] = {}
             while todo := acquired.to_load():
                 # Who was waited for may have found that what comes together are no such samples.
                 if self._if_found_meanwhile(whole):
@@ -362,12 +384,18 @@ class Samples:
                 loaded |= samples
                 # Another process may have found them in doubt, and emptied the store before.
                 self._clear_if_in_doubt()
+            else:
+                fetched = self._fetched(acquired, indices, {*taken, *loaded})
         for index in stored:
             if index in loaded:
                 loaded[index] = self._look_again(index, loaded[index])
 
         def hand_out(index: int) -> Any:
             # Each is handed out once: an index that comes twice gets two samples.
+            if index in taken:
+                return _TAKEN
+            if (sample := fetched.pop(index, _C.MISS)) is not _C.MISS:
+                return sample
             if index not in loaded:
                 return self._load_alone(function, index, to_edit, whole)
             sample = loaded.pop(index)
@@ -375,26 +403,27 @@ class Samples:
 
         return [hand_out(index) for index in indices]
 
-    def _load_each(self, indices: list[int], to_edit: bool) -> list[Any]:
+    def _load_each(
+        self, indices: list[int], to_edit: bool, gathering: _C.Gathering | None = None
+    ) -> list[Any]:
         """Each loaded by itself, after servers were asked for all of them together."""
         loaded: dict[int, Any] = {}
         stored: list[int] = []
         with self.records.acquire(indices, _PATIENCE_SECONDS) as acquired:
+            taken = _taken(acquired, gathering)
             while todo := acquired.to_load():
                 for index in todo:
                     loaded[index] = self._load(index)
                     if self._store(acquired, index, loaded[index]):
                         stored.append(index)
-            fetched = {
-                index: self._given(acquired, index)
-                for index in dict.fromkeys(indices)
-                if index not in loaded
-            }
+            fetched = self._fetched(acquired, indices, {*taken, *loaded})
         for index in stored:
             loaded[index] = self._look_again(index, loaded[index])
 
         def hand_out(index: int) -> Any:
             # Each is handed out once: an index that comes twice gets two samples.
+            if index in taken:
+                return _TAKEN
             if index in loaded:
                 sample = loaded.pop(index)
                 return self._copied(index, sample) if to_edit else sample
@@ -402,6 +431,14 @@ class Samples:
             return self.load(index, to_edit) if sample is _C.MISS else sample
 
         return [hand_out(index) for index in indices]
+
+    def _fetched(
+        self, acquired: _C.Acquiring, indices: list[int], others: set[int]
+    ) -> dict[int, Any]:
+        """Those that are not among the others: they came from below, or another process loaded
+        them; ``_C.MISS`` for what did not come."""
+        rest = [index for index in dict.fromkeys(indices) if index not in others]
+        return {index: self._given(acquired, index) for index in rest}
 
     def _if_found_meanwhile(self, whole: bool) -> bool:
         """Whether the dataset gives whole batches; where one is wanted, no sample of it is made
@@ -776,6 +813,11 @@ class _Given(Exception):
     def __init__(self, batch: Any) -> None:
         super().__init__()
         self.batch = batch
+
+
+def _taken(acquired: _C.Acquiring, gathering: _C.Gathering | None) -> frozenset[int]:
+    """What a batch took of what comes from servers."""
+    return frozenset() if gathering is None else frozenset(acquired.fetch(gathering))
 
 
 def as_numbers(indices: Sequence[Any] | Tensor) -> list[int]:

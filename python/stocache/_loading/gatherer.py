@@ -154,6 +154,9 @@ class Begun:
         self.rows = self._gathering.missing()
         if self.rows is None:
             self._count_from_start()
+        if self.rows and 2 * len(self.rows) > len(located.given) and source.asks_servers():
+            # A worker copies what comes straight into the batch.
+            self._gathering, self.rows = None, None
         if gatherer.prepares and self.rows == []:
             self._circumstances = os.getpid(), Modes.now()
             rows = len(located.given)

@@ -111,6 +111,10 @@ class Source:
     def is_used(self) -> bool:
         return all(samples.is_used() for samples in self.samples)
 
+    def asks_servers(self) -> bool:
+        """Whether who makes a batch asks servers for what is missing of it, all at once."""
+        return not self.loads_alone and len(self.parts) == 1 and self.samples[0].asks_servers
+
     def is_complete(self) -> bool:
         return all(samples.is_complete() for samples in self.samples)
 

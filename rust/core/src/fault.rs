@@ -103,6 +103,10 @@ pub(crate) enum Fault {
     IgnoreMoved,
     /// Wait for each server as long as for a single one.
     WaitForEach,
+    /// Wait for a server anew whenever a byte came from it.
+    WaitForEachByte,
+    /// Tell no other process of the node that a server is in trouble.
+    RestAlone,
     /// Let records that ask for pickle travel.
     PicklesTravel,
     /// Take classes from below that nobody of this node has stored.
@@ -314,6 +318,22 @@ mod controls {
         is_caught(
             Fault::WaitForEach,
             &["cluster::tests::many_hung_servers_take_little_more_than_one_wait"],
+        );
+    }
+
+    #[test]
+    fn waiting_anew_for_each_byte_is_caught() {
+        is_caught(
+            Fault::WaitForEachByte,
+            &["cluster::tests::a_server_that_drips_is_waited_for_as_long_as_one_that_is_silent"],
+        );
+    }
+
+    #[test]
+    fn keeping_the_trouble_of_a_server_to_oneself_is_caught() {
+        is_caught(
+            Fault::RestAlone,
+            &["cluster::tests::the_processes_of_a_node_wait_once_for_a_hung_server"],
         );
     }
 

@@ -33,6 +33,11 @@ impl Records {
 }
 
 impl Acquiring {
+    /// What it is in the core.
+    pub(crate) fn inner(&mut self) -> &mut acquire::Acquiring {
+        &mut self.0
+    }
+
     /// Those that the caller is to load now; none if all others are there. Also none if it is to be let
     /// go, of which it knows.
     pub fn next_to_load(&mut self) -> Result<Vec<i64>> {

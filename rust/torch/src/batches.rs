@@ -1,6 +1,7 @@
 //! Batches as C++ makes them, and batch buffers as it holds them: by address.
 #![allow(unsafe_code)] // holds, records and columns cross as pointers
 
+use crate::acquiring::Acquiring;
 use crate::augment::Pipeline;
 use crate::bridge::ffi;
 use crate::guard::{Crossing, calm, guard};
@@ -68,6 +69,33 @@ impl Batch {
 
     pub fn arrive(&mut self) -> Result<bool, Crossing> {
         guard(|| Ok(self.batch.arrive()))
+    }
+
+    pub fn lend(&mut self, acquiring: &mut Acquiring) -> Result<bool, Crossing> {
+        guard(|| Ok(self.batch.lend(acquiring.inner())))
+    }
+
+    pub fn return_lent(&mut self) {
+        calm((), || self.batch.return_lent());
+    }
+
+    pub fn keep_lent(&mut self, acquiring: &mut Acquiring) -> Result<(), Crossing> {
+        guard(|| {
+            self.batch.keep_lent(acquiring.inner());
+            Ok(())
+        })
+    }
+
+    pub fn receive(&mut self, acquiring: &mut Acquiring) -> Result<(), Crossing> {
+        guard(|| {
+            self.batch.receive(acquiring.inner());
+            Ok(())
+        })
+    }
+
+    pub fn present(&self) -> Vec<i64> {
+        let present = || self.batch.present().into_iter().map(|index| index as i64).collect();
+        calm(Vec::new(), present)
     }
 
     /// # Safety

@@ -785,6 +785,16 @@ pub mod ffi {
         fn is_coming(self: &Batch) -> bool;
         /// Waits for them; false if records in one store are of two schemas.
         fn arrive(self: &mut Batch) -> Result<bool>;
+        /// Asks for some of what is acquired, and has it stand for its rows; false if it is of two schemas.
+        fn lend(self: &mut Batch, acquiring: &mut Acquiring) -> Result<bool>;
+        /// Rows that were lent are not there any more.
+        fn return_lent(self: &mut Batch);
+        /// Waits until they are copied, and lets go of what was lent.
+        fn keep_lent(self: &mut Batch, acquiring: &mut Acquiring) -> Result<()>;
+        /// Asks for the rest, and copies it as it comes.
+        fn receive(self: &mut Batch, acquiring: &mut Acquiring) -> Result<()>;
+        /// The samples whose rows are not absent.
+        fn present(self: &Batch) -> Vec<i64>;
         /// The record of a row that is not there, of the schema of the others.
         unsafe fn give(self: &mut Batch, row: usize, pieces: &[Part]) -> bool;
         /// The same of a schema that is like it.

@@ -7,6 +7,7 @@
 //!   begin     copies what was found, on threads that go on by themselves. As soon as the last row is
 //!             copied it is noted which records moved meanwhile
 //!   arrive    waits for what is read from below
+//!   lend, receive   rows that somebody acquires; see `receive`
 //!   give      a row that no store had: the record of a sample that was loaded meanwhile
 //!   finish    the rows that were given, or have come into a store; those that moved are looked for and
 //!             copied again
@@ -44,15 +45,20 @@ pub enum Gathered {
 /// Many records, gathered column by column into what default_collate makes of them.
 pub struct Batch {
     /// What is being copied. Before the rest: it ends before what it copies goes.
-    copying: Vec<Copying>,
-    stores: Arc<[Arc<Levels>]>,
+    pub(super) copying: Vec<Copying>,
+    /// What those that were waited for found out: the rows that moved, and whether any were of other shapes.
+    moved: Vec<usize>,
+    unlike: bool,
+    pub(super) stores: Arc<[Arc<Levels>]>,
     /// Per store, how often it had been emptied when its records were first looked for.
     emptied: Vec<u32>,
     /// Per store, the schema of the records that were found in it; several only where images are fused.
-    schemas: Vec<Vec<u16>>,
+    pub(super) schemas: Vec<Vec<u16>>,
     /// Those of them that are not the one by which the batch is laid out: the store, the number there.
     others: Vec<(u32, u16, Arc<Schema>)>,
-    rows: Vec<Place>,
+    pub(super) rows: Vec<Place>,
+    /// Those for which records of somebody else's stand.
+    pub(super) lent: Vec<usize>,
     /// Those that are in pieces.
     given: Vec<(usize, Pieces)>,
     /// Those of another schema than that of the batch.
@@ -65,7 +71,7 @@ pub struct Batch {
     /// What becomes of images.
     fused: Option<Fused>,
     columns: Vec<Column>,
-    target: Option<Target>,
+    pub(super) target: Option<Target>,
     threads: usize,
     /// All rows that were copied, or are being copied. A row that is in several is that of the last.
     copied: Vec<Arc<Rows>>,
@@ -73,24 +79,26 @@ pub struct Batch {
 
 /// Where a row comes from.
 #[derive(Clone, Copy)]
-struct Place {
+pub(super) struct Place {
     store: u32,
-    index: usize,
+    pub(super) index: usize,
     /// What random numbers of its images follow from.
     number: u64,
-    state: State,
+    pub(super) state: State,
     /// Where it is in `copied`, and the how-manieth of those.
-    copied: Option<(u32, u32)>,
+    pub(super) copied: Option<(u32, u32)>,
 }
 
 #[derive(Clone, Copy)]
-enum State {
+pub(super) enum State {
     Absent,
     /// In a level below memory.
     Below,
     Found(Record),
     /// From below: where in memory it is now, and of which schema.
     Fetched(Row, u16),
+    /// It came from below and is copied.
+    Received,
     /// By the caller, who answers for it.
     Given(Row),
 }
@@ -104,11 +112,14 @@ impl Batch {
         let place = Place { store: 0, index: 0, number: 0, state: State::Absent, copied: None };
         Self {
             copying: Vec::new(),
+            moved: Vec::new(),
+            unlike: false,
             stores: Arc::new([]),
             emptied: Vec::new(),
             schemas: Vec::new(),
             others: Vec::new(),
             rows: vec![place; rows],
+            lent: Vec::new(),
             given: Vec::new(),
             given_as: Vec::new(),
             coming: Vec::new(),
@@ -341,13 +352,9 @@ impl Batch {
             }
         }
         for _ in 0..TRIES {
-            let mut all_alike = true;
-            let mut all_moved = Vec::new();
-            for copying in std::mem::take(&mut self.copying) {
-                let (moved, alike) = copying.wait();
-                all_alike &= alike;
-                all_moved.extend(moved);
-            }
+            self.wait_for_copies();
+            let all_alike = !std::mem::take(&mut self.unlike);
+            let all_moved = std::mem::take(&mut self.moved);
             // Nothing that was read is believed before this, not even that shapes differ.
             if all_moved.is_empty() {
                 return if all_alike { Gathered::Whole } else { Gathered::Unlike };
@@ -357,6 +364,15 @@ impl Batch {
             }
         }
         Gathered::Gone
+    }
+
+    /// Waits until all that was begun is copied, and notes what that found out.
+    pub(super) fn wait_for_copies(&mut self) {
+        for copying in std::mem::take(&mut self.copying) {
+            let (moved, alike) = copying.wait();
+            self.unlike |= !alike;
+            self.moved.extend(moved);
+        }
     }
 
     /// Whether all that was begun is copied.
@@ -375,7 +391,14 @@ impl Batch {
                 && (store.is_below(place.index) || store.memory().find(place.index).is_some())
         };
         let fetched = |place: &&Place| matches!(place.state, State::Fetched(..) | State::Below);
-        moved(&self.stores, &found).is_empty() && self.rows.iter().filter(fetched).all(is_there)
+        let is_of_now = |place: &Place| {
+            let store = place.store as usize;
+            !matches!(place.state, State::Received)
+                || self.stores[store].memory().emptied() == self.emptied[store]
+        };
+        moved(&self.stores, &found).is_empty()
+            && self.rows.iter().filter(fetched).all(is_there)
+            && self.rows.iter().all(is_of_now)
     }
 
     /// A string of a row, after the batch was finished; `None` if there is none.
@@ -490,7 +513,7 @@ impl Batch {
     }
 
     /// Begins with the rows that have come since; false if they are not of this batch.
-    fn copy_more(&mut self) -> bool {
+    pub(super) fn copy_more(&mut self) -> bool {
         let before = self.copied.len();
         if !self.plan_more() {
             return false;
@@ -512,6 +535,11 @@ impl Batch {
         let check: Moved = Box::new(move || moved(&stores, &found));
         // SAFETY: by the caller's promise.
         self.copying.push(unsafe { rows.begin(target, self.threads, check) });
+    }
+
+    /// Notes a schema of records of a store; false if there is another one, where there may be but one.
+    pub(super) fn meets(&mut self, store: usize, schema: u16) -> bool {
+        met(&mut self.schemas[store], schema, self.fused.is_some())
     }
 
     /// Looks for records that moved; false if one is not there, or is of another schema.

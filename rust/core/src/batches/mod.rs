@@ -3,6 +3,7 @@
 //! | module | role |
 //! | --- | --- |
 //! | `batch` | a batch in the making: found, laid out, copied out whole |
+//! | `receive` | rows that come from levels which must be asked |
 //! | `gather` | the copies: rows of records into columns |
 //! | `columns` | what a batch is made of, and where its rows lie |
 //! | `images` | rows that a pipeline makes of images |
@@ -13,6 +14,7 @@ mod buffers;
 mod columns;
 mod gather;
 mod images;
+mod receive;
 #[cfg(test)]
 mod tests;
 

@@ -1,6 +1,8 @@
 //! Batches of records on the heap, against the plain way of making them.
 #![allow(unsafe_code)] // memory that the tests own
 
+mod receive;
+
 use super::{Batch, Column, Fused, Gathered, Pieces, Row};
 use crate::augment::Pipeline;
 use crate::records::schema::Schema;

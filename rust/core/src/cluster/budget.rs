@@ -87,6 +87,9 @@ impl Budget {
 
     /// More, for bytes that came or went.
     pub(super) fn earn(&mut self, bytes: usize) {
+        if broken(Fault::WaitForEachByte) {
+            self.left = self.wait;
+        }
         let earned = Duration::from_nanos(bytes as u64 * 1_000_000_000 / LEAST_BYTES_PER_SECOND);
         self.left = (self.left + earned).min(self.wait);
     }

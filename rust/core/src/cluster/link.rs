@@ -7,18 +7,18 @@
 //!
 //! Values to be written are sent without waiting, and their replies read later; who asks for a value on the same
 //! connection finds what was sent before. After trouble the connection is closed and the server left alone for a
-//! while, longer each time; then one operation tries again. A server that is full is still read from.
+//! while, longer each time; then one operation tries again (`rests`). A server that is full is still read from.
 
 use super::address::Address;
 use super::budget::{Budget, Trouble};
 use super::connection::{Connection, Reply};
 use super::latency::Latency;
+use super::rests::Rest;
 use super::slots::{Elsewhere, Map, Refused, read_map};
+use crate::records::RecordStore;
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-/// How long a server is left alone after trouble, at first and at most: one wait of 250 ms in five seconds is 5 %.
-const FIRST_REST: Duration = Duration::from_millis(if cfg!(test) { 400 } else { 5_000 });
-const LONGEST_REST: Duration = Duration::from_secs(60);
 /// How long nothing is written after a server did not take a value.
 const FULL_REST: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 /// Bytes that may wait to be sent to one server.
@@ -96,8 +96,7 @@ pub(super) struct Link {
     connection: Option<Connection>,
     /// Values that were sent and not answered.
     owed: u64,
-    rest: Duration,
-    rests_until: Option<Instant>,
+    rest: Rest,
     /// When it was in trouble last.
     troubled: Option<Instant>,
     full_until: Option<Instant>,
@@ -123,19 +122,20 @@ pub(super) enum Told {
 }
 
 impl Link {
-    pub(super) fn new(address: &Address) -> Self {
+    /// `memory`: where processes of the node tell each other what they leave alone.
+    pub(super) fn new(address: &Address, memory: &Weak<RecordStore>) -> Self {
+        let written = address.to_string();
         Self {
             connection: None,
             owed: 0,
-            rest: FIRST_REST,
-            rests_until: None,
+            rest: Rest::new(&written, memory),
             troubled: None,
             full_until: None,
             typical: IN_FLIGHT / 4,
             asked: None,
             latency: Latency::new(),
             turned_away: false,
-            seen: ServerStats { address: address.to_string(), ..ServerStats::default() },
+            seen: ServerStats { address: written, ..ServerStats::default() },
             news: None,
             told: [false; 4],
         }
@@ -148,7 +148,12 @@ impl Link {
     }
 
     pub(super) fn is_resting(&self) -> bool {
-        self.rests_until.is_some_and(|until| Instant::now() < until)
+        self.rest.is_on()
+    }
+
+    /// Whether an operation may ask it now: who may, does.
+    pub(super) fn may_be_asked(&mut self) -> bool {
+        self.rest.lets_ask()
     }
 
     /// Whether it was in trouble since then: one operation waits for it once.
@@ -157,8 +162,8 @@ impl Link {
     }
 
     /// Whether the server takes values now.
-    pub(super) fn takes(&self) -> bool {
-        !self.is_resting() && self.full_until.is_none_or(|until| Instant::now() >= until)
+    pub(super) fn takes(&mut self) -> bool {
+        self.full_until.is_none_or(|until| Instant::now() >= until) && self.may_be_asked()
     }
 
     /// Whether what is known of slots was wrong, since this was asked last.
@@ -176,8 +181,7 @@ impl Link {
     pub(super) fn settle<T>(&mut self, outcome: Outcome<T>) -> Option<T> {
         match outcome {
             Ok(done) => {
-                self.rest = FIRST_REST;
-                self.rests_until = None;
+                self.rest.end();
                 Some(done)
             }
             Err(trouble) => {
@@ -186,8 +190,7 @@ impl Link {
                 if !matches!(trouble, Trouble::OutOfTime) {
                     self.seen.errors += 1;
                     self.troubled = Some(Instant::now());
-                    self.rests_until = Some(Instant::now() + self.rest);
-                    self.rest = (self.rest * 2).min(LONGEST_REST);
+                    self.rest.begin();
                     let words = trouble.in_words();
                     self.tell(Told::Trouble, |server| {
                         format!(

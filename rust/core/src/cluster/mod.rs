@@ -4,7 +4,8 @@
 //! | --- | --- |
 //! | `store` | all servers, as this process uses them |
 //! | `routes` | which server has which value, as far as this process knows |
-//! | `link` | one server: what was asked of it and not answered, and its rest after trouble |
+//! | `link` | one server: what was asked of it and not answered |
+//! | `rests` | how long a server is left alone after trouble, by all processes of a node |
 //! | `slots` | the slots of a native cluster, and where servers send those who ask the wrong one |
 //! | `connection` | bytes to and from a server, with a bound on all waiting |
 //! | `stream` | a socket that never blocks, with or without TLS |
@@ -25,6 +26,7 @@ mod connection;
 mod latency;
 mod link;
 mod placement;
+mod rests;
 mod routes;
 mod slots;
 mod store;

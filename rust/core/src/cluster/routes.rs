@@ -8,9 +8,10 @@ use super::address::{Address, Servers};
 use super::budget::{Budget, Trouble};
 use super::link::{Link, Told};
 use super::slots::{Elsewhere, Map, Place, Run, SLOTS, slot_of};
+use crate::records::RecordStore;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 /// The slots are not asked for more often than this.
@@ -33,8 +34,8 @@ pub(super) struct Node {
 }
 
 impl Node {
-    fn new(address: Address) -> Arc<Self> {
-        let link = Mutex::new(Link::new(&address));
+    fn new(address: Address, memory: &Weak<RecordStore>) -> Arc<Self> {
+        let link = Mutex::new(Link::new(&address, memory));
         Arc::new(Self { address, link })
     }
 }
@@ -60,6 +61,8 @@ pub(super) struct Table {
     /// Those of the list that this node uses, unless they are of a native cluster.
     cell: Range<usize>,
     kind: Kind,
+    /// Where processes of the node tell each other of servers.
+    memory: Weak<RecordStore>,
 }
 
 impl Table {
@@ -117,7 +120,7 @@ impl Table {
             return None;
         }
         let address = Address { host: host.to_string(), port: place.port, ..from.clone() };
-        self.nodes.push(Node::new(address));
+        self.nodes.push(Node::new(address, &self.memory));
         Some(self.nodes.len() - 1)
     }
 
@@ -143,8 +146,8 @@ impl Table {
             }
         }
         slots.iter_mut().filter(|at| **at != NOBODY).for_each(|at| *at = now[usize::from(*at)]);
-        let (listed, cell) = (self.listed, self.cell.clone());
-        (Self { nodes, listed, cell, kind: Kind::Native(slots) }, gone)
+        let (listed, cell, memory) = (self.listed, self.cell.clone(), self.memory.clone());
+        (Self { nodes, listed, cell, kind: Kind::Native(slots), memory }, gone)
     }
 }
 
@@ -166,10 +169,11 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    pub(super) fn new(servers: &Servers, wait: Duration) -> Self {
-        let nodes: Vec<Arc<Node>> = servers.all.iter().cloned().map(Node::new).collect();
+    pub(super) fn new(servers: &Servers, wait: Duration, memory: Weak<RecordStore>) -> Self {
+        let made = |server: &Address| Node::new(server.clone(), &memory);
+        let nodes: Vec<Arc<Node>> = servers.all.iter().map(made).collect();
         let cell = servers.cell.clone();
-        let table = Table { listed: nodes.len(), nodes, cell, kind: Kind::Unknown };
+        let table = Table { listed: nodes.len(), nodes, cell, kind: Kind::Unknown, memory };
         Self {
             table: RwLock::new(Arc::new(table)),
             doubted: AtomicBool::new(false),
@@ -272,7 +276,7 @@ impl Routes {
         let mut budget = Budget::new(self.wait, deadline);
         for node in first.into_iter().chain(others) {
             let mut link = locked(&node.link);
-            if link.is_resting() {
+            if !link.may_be_asked() {
                 continue;
             }
             let outcome = link.map(&node.address, &mut budget);
@@ -340,7 +344,7 @@ mod tests {
     #[test]
     fn the_list_is_where_to_start() {
         let servers = parse_servers("redis://u:word@seed:1,b:2").unwrap();
-        let routes = Routes::new(&servers, Duration::ZERO);
+        let routes = Routes::new(&servers, Duration::ZERO, Weak::new());
         let table = routes.table();
         assert_eq!(
             (table.server(1, b"foo"), shown(&table)),
@@ -368,7 +372,7 @@ mod tests {
     #[test]
     fn who_names_servers_without_end_is_not_believed() {
         let servers = parse_servers("redis://seed:1").unwrap();
-        let routes = Routes::new(&servers, Duration::ZERO);
+        let routes = Routes::new(&servers, Duration::ZERO, Weak::new());
         let runs: Vec<Run> = (0..5_000).map(|i| run(i, i, Some("x"), i + 1)).collect();
         let (table, _) = routes.table().with_slots(&servers.all[0], &runs);
         assert_eq!(table.nodes().len(), MOST_NODES + 1);

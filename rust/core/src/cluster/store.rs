@@ -7,15 +7,16 @@ use super::link::{Found, Link, MAX_VALUE, Outcome, ServerStats, Wanted};
 use super::placement::Placement;
 use super::routes::{Node, Routes, Table, locked};
 use super::slots::{Elsewhere, Refused};
-use super::value::{FRONT, Front, Secret};
+use super::value::{FRONT, Front, Secret, tagged};
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active as broken};
+use crate::records::RecordStore;
 use crate::records::portable::{self, HEAD, Head, schema_hash};
 use crate::sys::per_process::PerProcess;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// Names that a server is asked for, or told, at once.
@@ -53,8 +54,11 @@ pub struct ClusterOptions {
 pub trait Receiver {
     /// Memory for one record.
     type Memory: DerefMut<Target = [u8]>;
-    /// Memory for a record of so many bytes, of the sample at this position; None if it is not wanted.
-    fn lend(&mut self, which: usize, len: usize) -> Option<Self::Memory>;
+    /// Memory for a record of so many bytes, of the sample at this position, in `room` bytes; None if it is not
+    /// wanted.
+    fn lend(&mut self, which: usize, len: usize, room: usize) -> Option<Self::Memory>;
+    /// All of that memory: the record lies at its start.
+    fn room(memory: &mut Self::Memory) -> &mut [u8];
     /// A record that somebody with the secret wrote; false if it is not the one that was asked for.
     fn done(&mut self, memory: Self::Memory) -> bool;
     /// Memory that was not needed.
@@ -86,32 +90,37 @@ pub struct Holding {
 /// Keeps the values that come, by position.
 struct Values(Vec<Option<Vec<u8>>>);
 
-/// Memory for the value of that position.
-struct Value(usize, Vec<u8>);
+/// Memory for the value of that position, and how long that is.
+struct Value(usize, Vec<u8>, usize);
 
 impl Deref for Value {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.1
+        &self.1[..self.2]
     }
 }
 
 impl DerefMut for Value {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.1
+        &mut self.1[..self.2]
     }
 }
 
 impl Receiver for Values {
     type Memory = Value;
 
-    fn lend(&mut self, which: usize, len: usize) -> Option<Value> {
+    fn lend(&mut self, which: usize, len: usize, room: usize) -> Option<Value> {
         // Whether there is so much; what is taken then is not touched before bytes come.
-        Vec::<u8>::new().try_reserve_exact(len).ok()?;
-        Some(Value(which, vec![0; len]))
+        Vec::<u8>::new().try_reserve_exact(room).ok()?;
+        Some(Value(which, vec![0; room], len))
     }
 
-    fn done(&mut self, Value(which, memory): Value) -> bool {
+    fn room(memory: &mut Value) -> &mut [u8] {
+        &mut memory.1
+    }
+
+    fn done(&mut self, Value(which, mut memory, len): Value) -> bool {
+        memory.truncate(len);
         self.0[which] = Some(memory);
         true
     }
@@ -154,6 +163,8 @@ pub struct ClusterStore {
     wait: Duration,
     /// In front of the number of a sample.
     prefix: String,
+    /// Where processes of the node tell each other which servers they leave alone.
+    memory: OnceLock<Weak<RecordStore>>,
     routes: PerProcess<Routes>,
     /// Those of the first process, for the control that shares them.
     inherited: OnceLock<Routes>,
@@ -181,11 +192,18 @@ impl ClusterStore {
             secret: Secret::new(&options.secret),
             wait: wait_of_environment(),
             prefix: format!("stocache:{}:{:032x}:", options.name, options.fingerprint),
+            memory: OnceLock::new(),
             routes: PerProcess::new(),
             inherited: OnceLock::new(),
             schemas: PerProcess::new(),
             options,
         })
+    }
+
+    /// Says which memory the processes of this node share, before the first use: then a server in trouble costs
+    /// the node one wait, and not each process.
+    pub fn share_rests(&self, memory: &Arc<RecordStore>) {
+        let _once = self.memory.set(Arc::downgrade(memory));
     }
 
     /// What leads to the same servers and the same dataset in another process.
@@ -195,7 +213,8 @@ impl ClusterStore {
 
     /// A forked child makes its own: on its parent's connection each would get the other's answers.
     fn routes(&self) -> &Routes {
-        let make = || Routes::new(&self.options.servers, self.wait);
+        let memory = || self.memory.get().cloned().unwrap_or_default();
+        let make = || Routes::new(&self.options.servers, self.wait, memory());
         if broken(Fault::InheritConnections) {
             return self.inherited.get_or_init(make);
         }
@@ -213,6 +232,13 @@ impl ClusterStore {
 
     fn name_of(&self, key: u64) -> Vec<u8> {
         format!("{}{key}", self.prefix).into_bytes()
+    }
+
+    /// The same with another wait.
+    #[cfg(test)]
+    pub(super) fn waiting(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
     }
 
     #[cfg(test)]
@@ -282,7 +308,7 @@ impl ClusterStore {
         for (at, wanted) in wanted.iter().enumerate().filter(|(_, wanted)| !wanted.is_empty()) {
             let node = &table.nodes()[at];
             let mut link = locked(&node.link);
-            if link.is_resting() {
+            if !link.may_be_asked() {
                 if table.is_native() {
                     routes.doubt_now_and_then();
                 }
@@ -363,14 +389,15 @@ impl ClusterStore {
         };
         schema.resize(front.schema_len, 0);
         connection.read(schema, budget)?;
-        let Some(mut memory) = receiver.lend(wanted.which, front.record_len) else {
+        let room = tagged(front.record_len, schema.len(), wanted.name.len());
+        let Some(mut memory) = receiver.lend(wanted.which, front.record_len, room) else {
             connection.skip(front.record_len, budget)?;
             connection.end_of_bulk(budget)?;
             return Ok(Found::Unwanted);
         };
         connection.read(&mut memory, budget)?;
         connection.end_of_bulk(budget)?;
-        if !self.secret.is_ours(&front, &wanted.name, schema, &memory) {
+        if !self.secret.is_ours(&front, &wanted.name, schema, R::room(&mut memory)) {
             receiver.take_back(memory);
             return Ok(Found::Forged);
         }
@@ -585,10 +612,10 @@ impl ClusterStore {
     pub fn holdings(&self) -> Vec<Holding> {
         let of = |node: &Arc<Node>| {
             let mut link = locked(&node.link);
-            let outcome = if link.is_resting() {
-                Err(Trouble::OutOfTime)
-            } else {
+            let outcome = if link.may_be_asked() {
                 self.holding(&mut link, &node.address)
+            } else {
+                Err(Trouble::OutOfTime)
             };
             let nothing = Holding { address: node.address.to_string(), ..Holding::default() };
             link.settle(outcome).unwrap_or(nothing)

@@ -6,12 +6,16 @@ mod native;
 use super::budget::{Budget, TAKEN, Trouble, wait_of_environment};
 use super::connection::{Connection, Reply};
 use super::*;
+use crate::records::RecordStore;
 use crate::records::portable::{self, HEAD, Head};
+use crate::segment::layout::{Geometry, RecordsGeometry};
+use crate::segment::{Backing, Request, random_name};
 use std::collections::BTreeMap;
 use std::io::{IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 const FINGERPRINT: u128 = 0x0123_4567_89ab_cdef_0011_2233_4455_6677;
@@ -153,27 +157,31 @@ struct Keeps<'a> {
     got: BTreeMap<u64, Vec<u8>>,
 }
 
-/// A record that knows for which it is.
-struct Memory(usize, Vec<u8>);
+/// A record that knows for which it is, and how long it is.
+struct Memory(usize, Vec<u8>, usize);
 
 impl std::ops::Deref for Memory {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.1
+        &self.1[..self.2]
     }
 }
 
 impl std::ops::DerefMut for Memory {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.1
+        &mut self.1[..self.2]
     }
 }
 
 impl Receiver for Keeps<'_> {
     type Memory = Memory;
 
-    fn lend(&mut self, which: usize, len: usize) -> Option<Memory> {
-        Some(Memory(which, vec![0xaa; len]))
+    fn lend(&mut self, which: usize, len: usize, room: usize) -> Option<Memory> {
+        Some(Memory(which, vec![0xaa; room], len))
+    }
+
+    fn room(memory: &mut Memory) -> &mut [u8] {
+        &mut memory.1
     }
 
     fn done(&mut self, memory: Memory) -> bool {
@@ -253,16 +261,22 @@ fn large_values_and_many_come_in_step() {
     assert!(keeps.got.iter().all(|(&key, got)| *got == bytes(key)));
 }
 
+/// P20: 10,000 of 10,000.
 #[test]
 fn forged_and_moved_and_damaged_values_are_misses() {
+    const VALUES: u64 = 10_000;
     let Some(server) = Server::start("") else { return };
     let store = of(&server);
     let forger = super::tests::store(&url(&[server.port]), b"guess", FINGERPRINT);
-    let keys: Vec<u64> = (0..2000).collect();
+    let of_another = super::tests::store(&url(&[server.port]), b"secret", FINGERPRINT ^ 1);
+    let keys: Vec<u64> = (0..VALUES).collect();
     for &key in &keys {
         assert!(put(&store, key, &value(key)));
+        assert!(key % 6 != 5 || put(&of_another, key, &value(key)));
     }
-    store.flush(Duration::from_secs(10));
+    store.flush(Duration::from_secs(60));
+    of_another.flush(Duration::from_secs(60));
+    assert_eq!(get(&store, &keys).0.len(), VALUES as usize, "the control: all are there");
     let (mut raw, mut budget) = server.raw();
     let mut plant = |key: u64, bytes: &[u8]| {
         raw.queue(&[b"SET", &store.name_of_test(key), bytes]);
@@ -270,34 +284,35 @@ fn forged_and_moved_and_damaged_values_are_misses() {
         assert_eq!(raw.reply(&mut budget).unwrap(), Reply::Simple);
     };
     let (mut raw, mut budget) = server.raw();
-    let mut read = |key: u64| {
+    let mut read_of = |store: &ClusterStore, key: u64| {
         raw.queue(&[b"GET", &store.name_of_test(key)]);
         raw.send(&mut budget).unwrap();
         let Reply::Bulk(len) = raw.reply(&mut budget).unwrap() else { panic!("not there") };
         raw.bulk(len, MAX_VALUE, &mut budget).unwrap()
     };
     for &key in &keys {
-        let good = read(key);
+        let good = read_of(&store, key);
         let mut other = good.clone();
         let at = key as usize * 7919 % other.len();
-        match key % 5 {
+        match key % 6 {
             // A record of the sample itself, well sealed, with other bytes: by who has no secret.
             0 => {
                 assert!(put(&forger, key, &vec![7; 1 + key as usize]));
                 forger.flush(Duration::from_secs(10));
-                other = read(key);
+                other = read_of(&store, key);
             }
-            1 => other = read((key + 1) % 2000), // of another sample
+            1 => other = read_of(&store, (key + 1) % VALUES), // of another sample
             2 => other[at] ^= 1 << (key % 8),
             3 => other.truncate(at),
-            _ => other.push(0),
+            4 => other.push(0),
+            _ => other = read_of(&of_another, key), // of another dataset
         }
         plant(key, &other);
     }
     let (found, received) = get(&store, &keys);
     assert_eq!((found.len(), received), (0, NONE));
     let seen = &store.stats()[0];
-    assert_eq!((seen.forged, seen.hits, seen.errors), (2000, 0, 0));
+    assert_eq!((seen.forged, seen.hits, seen.errors), (VALUES, VALUES, 0));
     assert!(store.news().unwrap().contains("secret"));
     assert!(put(&store, 3, &value(3)), "and written anew");
     assert_eq!(get(&store, &[3]).0.len(), 1);
@@ -351,6 +366,68 @@ fn one_operation_takes_one_wait_from_a_hung_server() {
         }
         assert_eq!(taken(&|| (0..100).for_each(|_| operation(&store))), Duration::ZERO, "{at}");
     }
+}
+
+/// Processes of a node share memory; here each is a store of its own, with connections of its own.
+#[test]
+fn the_processes_of_a_node_wait_once_for_a_hung_server() {
+    let Some(server) = Server::start("") else { return };
+    let memory = node_memory();
+    let stores: Vec<ClusterStore> = (0..4).map(|_| of(&server)).collect();
+    for store in &stores {
+        store.share_rests(&memory);
+        assert!(put(store, 5, &value(5)) && store.flush(Duration::from_secs(60)));
+    }
+    let waits = || {
+        let waited = |store: &ClusterStore| {
+            TAKEN.set(Duration::ZERO);
+            let trouble = get(store, &[5]).1 == TROUBLE;
+            assert_eq!(TAKEN.get() > Duration::ZERO, trouble);
+            trouble
+        };
+        stores.iter().map(waited).collect::<Vec<bool>>()
+    };
+    server.signal(libc::SIGSTOP);
+    assert_eq!(waits(), [true, false, false, false]);
+    assert!(stores.iter().all(|store| store.stats()[0].resting));
+    let mut tried = 0;
+    for _ in 0..2 {
+        rest(); // the second is of 800 ms
+        tried += waits().iter().filter(|waited| **waited).count();
+    }
+    assert_eq!(tried, 2, "one tries for all");
+    server.signal(libc::SIGCONT);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while stores.iter().any(|store| get(store, &[5]).0.is_empty()) {
+        assert!(Instant::now() < deadline, "it is not used again");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(stores.iter().all(|store| !store.stats()[0].resting));
+}
+
+/// A word that nobody of today wrote, or that is of another server.
+#[test]
+fn a_rest_that_cannot_be_is_none() {
+    let Some(server) = Server::start("") else { return };
+    let memory = node_memory();
+    let store = of(&server);
+    store.share_rests(&memory);
+    for word in [u64::MAX, 1, 1 << 63, u64::MAX << 44, (1 << 44) - 1] {
+        memory.segment().rests().iter().for_each(|rest| rest.store(word, Relaxed));
+        assert!(
+            put(&store, 5, &value(5)) && get(&store, &[5]).1 == Received { hits: 1, errors: 0 }
+        );
+    }
+}
+
+fn node_memory() -> std::sync::Arc<RecordStore> {
+    let geometry = Geometry::Records(RecordsGeometry::plan(1 << 20, 100, false).unwrap());
+    let request = Request {
+        backing: Backing::Memfd,
+        private: true,
+        ..Request::new(random_name().unwrap(), geometry)
+    };
+    RecordStore::open(&request).unwrap().0
 }
 
 /// All at once, as when a network goes: each is asked before the first is waited for.
@@ -528,6 +605,47 @@ fn a_server_that_sends_a_byte_now_and_then_is_not_waited_for() {
     let store = store(&url(&[port]), b"secret", FINGERPRINT);
     assert_eq!(get(&store, &[1]).1, TROUBLE);
     assert!(store.news().unwrap().contains("does not answer in time"));
+}
+
+/// The 250 ms of P17 themselves: whatever drips, and whichever operation waits for it.
+#[test]
+fn a_server_that_drips_is_waited_for_as_long_as_one_that_is_silent() {
+    const WAIT: Duration = Duration::from_millis(250);
+    let drips = |first: &'static [u8], byte: &'static [u8]| {
+        pretended(move |stream| {
+            let _ = stream.write_all(first);
+            for _ in 0..200 {
+                if stream.write_all(byte).is_err() {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        })
+    };
+    let gets: fn(&ClusterStore) = |store| assert_eq!(get(store, &[1, 2]).1, TROUBLE);
+    let flushes: fn(&ClusterStore) = |store| {
+        put(store, 1, b"bytes");
+        store.flush(Duration::from_secs(60));
+    };
+    let holds: fn(&ClusterStore) = |store| assert_eq!(store.holdings()[0].samples, None);
+    let cases = [
+        (&b"$100000\r\n"[..], &b"x"[..], gets),    // a value
+        (b"", b"1", gets),                         // the length of one
+        (b"$100000\r\n", b"x", flushes),           // no answer to what was written
+        (b"+", b"O", flushes),                     // half of one
+        (b"*2\r\n$1\r\n0\r\n*9\r\n", b"x", holds), // a list
+    ];
+    for (at, (first, byte, operation)) in cases.into_iter().enumerate() {
+        for login in ["", "user:word@"] {
+            let list = format!("redis://{login}127.0.0.1:{}", drips(first, byte));
+            let store = store(&list, b"secret", FINGERPRINT).waiting(WAIT);
+            TAKEN.set(Duration::ZERO);
+            operation(&store);
+            // What came has earned a little, at 16 MiB a second.
+            assert!(TAKEN.get() <= WAIT + WAIT / 10, "{at} {login}: {:?}", TAKEN.get());
+            assert_eq!(store.stats()[0].errors, 1, "{at} {login}");
+        }
+    }
 }
 
 /// With TLS, too: silence, a record that comes byte by byte, another protocol, an end in the middle.

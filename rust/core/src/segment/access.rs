@@ -6,13 +6,13 @@ use crate::error::Result;
 use crate::segment::claim::Slots;
 use crate::segment::counters::Counters;
 use crate::segment::lease::{self, Leases};
-use crate::segment::parts::{FROZEN_AT, TOLD_AT};
+use crate::segment::parts::{FROZEN_AT, RESTS, RESTS_AT, TOLD_AT};
 use crate::segment::{Opened, Segment};
 use crate::sys::fork;
 use rustix::io::Errno;
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 impl Segment {
     /// The one object of this process over a segment that was come by so: what is open already, or
@@ -27,6 +27,7 @@ impl Segment {
             // was told has gone.
             self.thaw();
             self.told().store(0, Ordering::Relaxed);
+            self.rests().iter().for_each(|rest| rest.store(0, Ordering::Relaxed));
         }
         let (anchor, name) = (self.anchor().clone(), self.name().to_string());
         Ok(fork::unique(anchor, &name, make(self)?))
@@ -84,6 +85,11 @@ impl Segment {
     /// Whether the caller is the first, of all processes, to tell the user `what`, a bit.
     pub(crate) fn is_first_to_tell(&self, what: u32) -> bool {
         self.told().fetch_or(what, Ordering::Relaxed) & what == 0
+    }
+
+    /// Until when processes leave servers alone.
+    pub(crate) fn rests(&self) -> &[AtomicU64] {
+        self.mapping().words(RESTS_AT, RESTS)
     }
 
     fn told(&self) -> &AtomicU32 {

@@ -5,6 +5,7 @@
 //!   512      frozen       u32   1: no more writes, set by whoever met a full mount, reset by clear
 //!   576      epoch        u64   raised before readable bytes change (see claim.rs)
 //!   640      told         u32   what was said to the user already, a bit each
+//!   704      rests        40 u64, until when servers are left alone (see cluster/rests.rs)
 //!   1024     notes        text for people, zero from its end on (see list.rs)
 //!   4096     counters     COUNTER_STRIPES stripes of COUNTER_STRIPE_BYTES
 //!   12288    leases       LEASES entries of two u64: who has it, how many claims (see claim.rs)

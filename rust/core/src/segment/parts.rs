@@ -8,6 +8,8 @@ pub const HEADER_BYTES: usize = 256;
 pub(crate) const FROZEN_AT: usize = 512;
 pub(crate) const EPOCH_AT: usize = 576;
 pub(crate) const TOLD_AT: usize = 640;
+pub(crate) const RESTS_AT: usize = 704;
+pub(crate) const RESTS: usize = (NOTES_AT - RESTS_AT) / 8;
 pub(crate) const NOTES_AT: usize = 1024;
 pub(crate) const NOTES_BYTES: usize = COUNTERS_AT - NOTES_AT;
 pub(crate) const COUNTERS_AT: usize = PAGE;
@@ -26,7 +28,7 @@ const _: () = {
     assert!(HEADER_BYTES <= FROZEN_AT);
     assert!(FROZEN_AT / 64 != EPOCH_AT / 64, "the epoch has its own cache line");
     assert!(EPOCH_AT.is_multiple_of(8) && EPOCH_AT / 64 != TOLD_AT / 64);
-    assert!(TOLD_AT + 4 <= NOTES_AT && NOTES_AT < COUNTERS_AT);
+    assert!(TOLD_AT / 64 < RESTS_AT / 64 && RESTS_AT < NOTES_AT && NOTES_AT < COUNTERS_AT);
     assert!(COUNTERS_AT.is_multiple_of(64) && COUNTER_STRIPE_BYTES.is_multiple_of(64));
     assert!(LEASES_AT.is_multiple_of(64) && STATES_AT.is_multiple_of(64));
 };

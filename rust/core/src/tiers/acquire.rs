@@ -61,6 +61,8 @@ enum State {
     Elsewhere,
     /// It is to be found below, or loaded.
     Ours(Store),
+    /// It is not below, and to be loaded.
+    NotBelow(Store),
     /// The caller loads it.
     Loading(Store),
     /// In memory, or the caller has it.
@@ -115,7 +117,10 @@ impl Acquiring {
     /// somebody is, and gives what did not come.
     pub fn next_to_load(&mut self) -> Vec<usize> {
         self.check_process();
-        self.give_back();
+        self.give_back_if(|state| match state {
+            State::Loading(store) => Some(*store),
+            _ => None,
+        });
         self.begin(true);
         let ours = self.fetch_and_hand_out();
         if !ours.is_empty() {
@@ -184,6 +189,58 @@ impl Acquiring {
         Ok(filled)
     }
 
+    /// Asks levels below for what is not in memory: first for about so many bytes of it; if nothing of that is
+    /// there, for the rest. What comes is `given`, or in memory. What does not, and what was not asked for, is
+    /// for `fetch_rest` or `next_to_load`.
+    pub fn fetch_some(&mut self, bytes: usize) {
+        self.check_process();
+        self.begin(true);
+        if !self.levels.has_more() {
+            return;
+        }
+        let first = self.levels.about_records(bytes);
+        if self.fetch(first, &mut |_, fetched| Some(fetched)) == 0 {
+            self.fetch(usize::MAX, &mut |_, fetched| Some(fetched));
+        }
+    }
+
+    /// The same for all that was not asked for yet. `take` gets each record that comes, whether it is put into
+    /// memory or not, and gives back what it has no use for.
+    pub fn fetch_rest(&mut self, take: &mut dyn FnMut(usize, Fetched) -> Option<Fetched>) {
+        self.check_process();
+        self.begin(true);
+        if self.levels.has_more() {
+            self.fetch(usize::MAX, take);
+        }
+    }
+
+    /// What came from below and is not in memory.
+    pub fn all_given(&self) -> impl Iterator<Item = (usize, &Fetched)> {
+        self.wanted.iter().filter_map(|(index, state)| match state {
+            State::Given(fetched) => Some((*index, fetched)),
+            _ => None,
+        })
+    }
+
+    /// Says that the caller has a sample that came from below: its memory is used again.
+    pub fn has(&mut self, index: usize) {
+        let Some(&at) = self.positions.get(&index) else { return };
+        let state = &mut self.wanted[at].1;
+        if matches!(state, State::Given(_))
+            && let State::Given(fetched) = std::mem::replace(state, State::There)
+        {
+            self.levels.reuse(fetched);
+        }
+    }
+
+    /// Takes a record back that `fetch_rest` gave, for `given`.
+    pub fn keep(&mut self, index: usize, fetched: Fetched) {
+        match self.positions.get(&index).map(|&at| &mut self.wanted[at].1) {
+            Some(state @ State::There) => *state = State::Given(fetched),
+            _ => self.levels.reuse(fetched),
+        }
+    }
+
     /// The record of a sample that came from below and is not in memory.
     pub fn given(&self, index: usize) -> Option<&Fetched> {
         match &self.wanted[*self.positions.get(&index)?].1 {
@@ -218,9 +275,16 @@ impl Acquiring {
 
     /// Gives back what was to be loaded and was not filled.
     pub fn give_back(&mut self) {
+        self.give_back_if(|state| match state {
+            State::Loading(store) | State::Ours(store) | State::NotBelow(store) => Some(*store),
+            _ => None,
+        });
+    }
+
+    fn give_back_if(&mut self, which: impl Fn(&State) -> Option<Store>) {
         let ours = self.process == Me::now();
         for (index, state) in &mut self.wanted {
-            if let State::Loading(store) | State::Ours(store) = *state {
+            if let Some(store) = which(state) {
                 if store == Store::Caller && ours && !broken(Fault::KeepClaims) {
                     self.levels.memory().abandon(*index);
                 }
@@ -236,7 +300,7 @@ impl Acquiring {
         }
         self.process = Me::now();
         for (_, state) in &mut self.wanted {
-            if matches!(state, State::Ours(_) | State::Loading(_)) {
+            if matches!(state, State::Ours(_) | State::NotBelow(_) | State::Loading(_)) {
                 *state = State::New;
             }
         }
@@ -259,11 +323,11 @@ impl Acquiring {
     /// Looks below for what is ours; the rest is the caller's to load.
     fn fetch_and_hand_out(&mut self) -> Vec<usize> {
         if self.levels.has_more() {
-            self.fetch();
+            self.fetch(usize::MAX, &mut |_, fetched| Some(fetched));
         }
         let mut handed_out = Vec::new();
         for (index, state) in &mut self.wanted {
-            if let State::Ours(store) = *state {
+            if let State::Ours(store) | State::NotBelow(store) = *state {
                 *state = State::Loading(store);
                 handed_out.push(*index);
             }
@@ -271,19 +335,30 @@ impl Acquiring {
         handed_out
     }
 
-    fn fetch(&mut self) {
+    /// Asks levels below for so many at the most of those that are ours: how many came. `take` is offered each.
+    fn fetch(
+        &mut self,
+        most: usize,
+        take: &mut dyn FnMut(usize, Fetched) -> Option<Fetched>,
+    ) -> usize {
         let levels = Arc::clone(&self.levels);
         let positions: Vec<usize> = (0..self.wanted.len())
             .filter(|&k| matches!(self.wanted[k].1, State::Ours(_)))
+            .take(most)
             .collect();
+        if positions.is_empty() {
+            return 0;
+        }
         // What is not on this node is asked for all at once, by one thread: answers come in the order of questions.
         let is_near = |k: &usize| !levels.has_all_nodes() || levels.is_below(self.wanted[*k].0);
-        let (near, far): (Vec<usize>, Vec<usize>) = positions.into_iter().partition(is_near);
+        let (near, far): (Vec<usize>, Vec<usize>) = positions.iter().partition(|&k| is_near(k));
         let of = |these: &[usize]| these.iter().map(|&k| self.wanted[k].0).collect::<Vec<usize>>();
         let (near_indices, far_indices) = (of(&near), of(&far));
+        let mut came = 0;
         let mut arrived = |k: usize, fetched: Fetched| {
             let (index, state) = &mut self.wanted[k];
             let State::Ours(store) = *state else { return Some(fetched) };
+            came += 1;
             // A write that fails leaves what came to the caller.
             let stays = store == Store::Caller && levels.rise(*index, &fetched);
             if !stays && store != Store::Another {
@@ -292,7 +367,12 @@ impl Acquiring {
             if store == Store::Caller {
                 levels.memory().abandon(*index);
             }
-            *state = if stays { State::There } else { State::Given(fetched) };
+            *state = State::There;
+            let left = take(*index, fetched)?;
+            if stays {
+                return Some(left);
+            }
+            *state = State::Given(left);
             None
         };
         let by_threads = near.len() > 1 && levels.readers() > 1;
@@ -302,11 +382,20 @@ impl Acquiring {
         }
         if let Some(fetching) = fetching {
             for (k, fetched) in near.iter().zip(fetching.wait()) {
-                fetched.and_then(|fetched| arrived(*k, fetched));
+                if let Some(unused) = fetched.and_then(|fetched| arrived(*k, fetched)) {
+                    levels.reuse(unused);
+                }
             }
         } else {
             levels.fetch(&near_indices, &mut |which, fetched| arrived(near[which], fetched));
         }
+        for k in positions {
+            let state = &mut self.wanted[k].1;
+            if let State::Ours(store) = *state {
+                *state = State::NotBelow(store);
+            }
+        }
+        came
     }
 
     /// Who stores a sample that the caller was to load.
@@ -332,5 +421,11 @@ impl Acquiring {
 impl Drop for Acquiring {
     fn drop(&mut self) {
         self.give_back();
+        // The next records are read into their memory.
+        for (_, state) in self.wanted.drain(..) {
+            if let State::Given(fetched) = state {
+                self.levels.reuse(fetched);
+            }
+        }
     }
 }

@@ -19,6 +19,7 @@ pub struct Cluster {
 impl Cluster {
     /// Below this memory.
     pub fn new(store: Arc<ClusterStore>, memory: Arc<RecordStore>) -> Self {
+        store.share_rests(&memory);
         Self { store, memory }
     }
 
@@ -44,8 +45,12 @@ struct Lending<'a>(&'a mut dyn Sink);
 impl Receiver for Lending<'_> {
     type Memory = Lent;
 
-    fn lend(&mut self, which: usize, len: usize) -> Option<Lent> {
-        self.0.lend(which, len, len)
+    fn lend(&mut self, which: usize, len: usize, room: usize) -> Option<Lent> {
+        self.0.lend(which, len, room)
+    }
+
+    fn room(memory: &mut Lent) -> &mut [u8] {
+        memory.pages()
     }
 
     fn done(&mut self, memory: Lent) -> bool {
@@ -128,6 +133,11 @@ impl Tier for Cluster {
     }
 
     fn is_of_all_nodes(&self) -> bool {
+        true
+    }
+
+    /// The tag covers the whole record.
+    fn vouches(&self) -> bool {
         true
     }
 

@@ -16,7 +16,7 @@ use crate::sys::per_process::PerProcess;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,8 @@ pub struct Levels {
     known: Mutex<HashMap<u128, u16>>,
     /// Classes that may come up. As above.
     classes: Mutex<KnownClasses>,
+    /// What a record from below takes, about; 0 before the first.
+    typical: AtomicUsize,
     /// What this process reads before it is asked for.
     pub(super) ahead: PerProcess<Ahead>,
 }
@@ -100,7 +102,8 @@ impl Levels {
         };
         let below = below.into_iter().map(level).collect();
         let (buffers, known, classes) = Default::default();
-        Arc::new(Self { memory, below, buffers, known, classes, ahead: PerProcess::new() })
+        let (typical, ahead) = (AtomicUsize::new(0), PerProcess::new());
+        Arc::new(Self { memory, below, buffers, known, classes, typical, ahead })
     }
 
     /// The first level.
@@ -364,6 +367,12 @@ impl Levels {
         }
     }
 
+    /// How many records from below are about so many bytes; few, before one was seen.
+    pub(super) fn about_records(&self, bytes: usize) -> usize {
+        const FEW: usize = 4;
+        bytes.checked_div(self.typical.load(Ordering::Relaxed)).map_or(FEW, |count| count.max(1))
+    }
+
     /// None if there is no memory: a length that a tier says may be anything.
     fn buffer(&self, len: usize) -> Option<Pages> {
         let kept = self.buffers.try_lock().ok().and_then(|mut kept| kept.take(len));
@@ -441,7 +450,12 @@ impl Sink for Arriving<'_> {
             .tier
             .identity(number)
             .unwrap_or_else(|| (number, self.levels.memory.segment().header().fingerprint));
-        let Ok((head, bytes)) = portable::open(&lent, key, fingerprint) else {
+        let opened = if self.tier.vouches() {
+            portable::open_vouched(&lent, key, fingerprint)
+        } else {
+            portable::open(&lent, key, fingerprint)
+        };
+        let Ok((head, bytes)) = opened else {
             self.damaged += 1;
             self.levels.keep(lent.into_memory().0);
             return false;
@@ -488,6 +502,13 @@ impl Arriving<'_> {
         let which = lent.which();
         self.wanted[which] = false;
         let (memory, at) = lent.into_memory();
+        // Of several threads one may be forgotten.
+        let typical = &self.levels.typical;
+        let before = match typical.load(Ordering::Relaxed) {
+            0 => at.len(),
+            before => before,
+        };
+        typical.store((before * 7 + at.len()).div_ceil(8), Ordering::Relaxed);
         let fetched = Fetched { schema, memory, at: at.start + HEAD..at.end, from: self.from };
         if let Some(unused) = (self.arrived)(which, fetched) {
             self.levels.reuse(unused);

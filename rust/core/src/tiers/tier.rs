@@ -60,6 +60,11 @@ pub trait Tier: Send + Sync {
         false
     }
 
+    /// Whether the bytes of its records were compared with more than their checksum before it gives them.
+    fn vouches(&self) -> bool {
+        false
+    }
+
     /// How many threads may ask for records at the same time with profit.
     fn readers(&self) -> usize {
         1
