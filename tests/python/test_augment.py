@@ -277,6 +277,17 @@ def test_channels_last_is_the_same_in_another_layout(kind):
             assert other.stride() == (1, 90, 3) and one.stride() == (900, 30, 1)
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 7, 13, 48, 49, 60])
+def test_pixels_of_any_number_of_channels_are_normalised(channels):
+    image = photo(channels=channels)
+    mean, std = [0.1 + k / channels for k in range(channels)], [1 + k / 7 for k in range(channels)]
+    steps = [TO_FLOAT, v2.Normalize(mean, std)]
+    for layout in (torch.contiguous_format, torch.channels_last):
+        for kind in ("tensor", "channels_last"):
+            ours = fuse(steps, memory_format=layout)(KINDS[kind](image))
+            torch.testing.assert_close(ours, v2.Compose(steps)(image), rtol=0, atol=1e-6)
+
+
 def test_an_array_is_what_to_image_makes_of_it():
     array = photo().permute(1, 2, 0).numpy()
     for steps in ([v2.ToImage(), v2.CenterCrop(20)], [v2.ToImage(), TO_FLOAT, v2.ToPureTensor()]):

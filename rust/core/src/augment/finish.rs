@@ -197,15 +197,14 @@ unsafe fn fill<V: Value>(
     let write =
         |which: Option<usize>, from: &[u8], to: &mut [V], numbers: &mut [f32]| match &*recipe {
             Recipe::Same => V::same(from, to),
-            Recipe::Lines { rows, pixels } => {
-                V::by_lines(
-                    level,
-                    from,
-                    which.map_or(pixels, |channel| &rows[channel]),
-                    to,
-                    numbers,
-                );
-            }
+            Recipe::Lines { rows, pixels, at_once } => match which {
+                Some(channel) => V::by_lines(level, from, &rows[channel], to, numbers),
+                None => {
+                    for (from, to) in from.chunks(*at_once).zip(to.chunks_mut(*at_once)) {
+                        V::by_lines(level, from, pixels, to, numbers);
+                    }
+                }
+            },
             Recipe::Table(table) => match which {
                 Some(channel) => {
                     let (table, _) = table[channel * 256..].as_chunks::<256>();
