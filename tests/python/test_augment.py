@@ -727,6 +727,8 @@ def test_steps_that_cannot_be_fused_are_named(step, error, words):
         ),
         ([v2.CenterCrop(9)], photo()[0], ValueError, "Expected tensor to be a tensor image"),
         ([v2.CenterCrop(9)], {"label": 3}, TypeError, "has no image, tensor or array"),
+        ([v2.RandomCrop(4, padding=1 << 31)], photo(), ValueError, "is too large"),
+        ([v2.Resize(4097)], torch.zeros(1, 1, 1 << 20), ValueError, "is too large"),
         ([v2.RandomErasing(value=300)], photo(), ValueError, "300 is outside of 0 to 255"),
         ([v2.RandomErasing(value="random")], photo(), TypeError, "are normal numbers"),
         ([v2.RandomErasing(value=(1, 2))], photo(), ValueError, "either a single value or 3"),
