@@ -81,6 +81,8 @@ pub(crate) enum Fault {
     ForgetAugmentationEpoch,
     /// Leave what was erased at its place while the image is turned.
     LeaveErased,
+    /// Augment what is gathered by its row in the batch, and not by its sample.
+    NumberByRow,
     /// Take what is in the place of a copy for the copy.
     TrustCopies,
     /// Make it an error that there is no copy, instead of giving the path of the source.
@@ -259,6 +261,16 @@ mod controls {
     #[test]
     fn leaving_what_was_erased_at_its_place_is_caught() {
         is_caught(Fault::LeaveErased, &["augment::tests::what_was_erased_moves_with_the_image"]);
+    }
+
+    #[test]
+    fn augmenting_by_the_place_in_a_batch_is_caught() {
+        is_caught(
+            Fault::NumberByRow,
+            &[
+                "batches::tests::random_numbers_follow_from_the_sample_or_from_the_number_that_was_given",
+            ],
+        );
     }
 
     #[test]

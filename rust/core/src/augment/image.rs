@@ -59,6 +59,26 @@ pub(super) enum Form {
     Array,
 }
 
+/// What holds an image in a sample: torchvision's arguments may say another thing for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Holder {
+    /// torchvision's own kind of tensor.
+    Image,
+    /// Any other.
+    Tensor,
+    /// An image of PIL.
+    Pil,
+    /// An array of numpy.
+    Array,
+}
+
+impl Holder {
+    pub(super) fn all() -> Vec<Self> {
+        vec![Self::Image, Self::Tensor, Self::Pil, Self::Array]
+    }
+}
+
 /// The size and kind of an image before its augmentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {

@@ -1,6 +1,6 @@
 //! What Python describes, checked.
 
-use super::image::{DType, State};
+use super::image::{DType, Holder, State};
 use crate::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
@@ -123,6 +123,9 @@ pub(super) enum Step {
 #[serde(deny_unknown_fields)]
 pub(super) struct Description {
     pub steps: Vec<Step>,
+    /// Of which images this is true.
+    #[serde(default = "Holder::all")]
+    pub takes: Vec<Holder>,
     /// The type of what comes out, if the steps' own is another.
     pub dtype: Option<DType>,
     pub channels_last: bool,
