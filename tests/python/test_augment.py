@@ -647,7 +647,112 @@ def test_masks_and_boxes_follow(steps):
         assert made["label"] == 1 and type(made["mask"]) is tv_tensors.Mask
 
 
+def test_masks_and_boxes_become_plain_with_the_image():
+    steps = [v2.CenterCrop(20), v2.ToPureTensor(), TO_FLOAT]
+    ours, theirs = fuse(steps)(annotated()), v2.Compose(steps)(annotated())
+    for name in ("image", "mask", "boxes"):
+        assert type(ours[name]) is type(theirs[name]) is torch.Tensor
+        assert torch.equal(ours[name], theirs[name])
+    # What comes after it torchvision does to one of them alone.
+    steps = [v2.ToPureTensor(), v2.CenterCrop(20)]
+    assert fuse(steps)(photo()).shape == (3, 20, 20)
+    with pytest.raises(TypeError, match=r"sample 3: ToPureTensor comes before CenterCrop.*put it"):
+        fuse(steps)(annotated(), index=3)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [v2.Pad(2, fill={tv_tensors.Image: 9, "others": 3})],
+        [v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True)],
+        [v2.RandomCrop(63, padding=1, fill={torch.Tensor: 7, "others": 3})],
+    ],
+)
+def test_a_value_for_each_type_is_that_of_the_image_or_refused(steps, cached):
+    """Never the value of another type."""
+    pipeline = fuse([*steps, v2.ToImage()], seed=1)
+    taken = refused = 0
+    for image in (photo(61, 61), tv_tensors.Image(photo(61, 61)), as_pil(photo(61, 61))):
+        theirs = v2.Compose([*steps, v2.ToImage()])(image)
+        dataset = cached([image] * 2, transform=pipeline, fingerprint="x")
+        loader = stocache.DataLoader(dataset, 2)
+        try:
+            ours = pipeline(image)
+        except TypeError as error:
+            assert "a dict in the steps gives images of the kind" in str(error)
+            with pytest.raises(TypeError, match="sample 0: a dict in the steps"):
+                next(iter(loader))
+            refused += 1
+            continue
+        taken += 1
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+        for _ in range(2):
+            assert all(torch.equal(row, torch.as_tensor(theirs)) for row in next(iter(loader)))
+    assert taken and refused
+    # Where the types agree there is nothing to refuse.
+    same = {tv_tensors.Image: 5, torch.Tensor: 5, "others": 5, tv_tensors.Mask: 0}
+    assert int(fuse(v2.Pad(1, fill=same))(photo())[0, 0, 0]) == 5
+
+
 # What people are told
+
+
+def test_memory_that_is_not_there_is_an_error(run_script):
+    """Between two images of a megabyte lies one of a terabyte."""
+    done = run_script(
+        """
+        import resource, torch, stocache
+        from torchvision.transforms import v2
+        resize = stocache.fuse(v2.Resize((1, 1 << 19)))
+        pad = stocache.fuse([v2.Pad(30_000), v2.CenterCrop(4)])
+        tall = torch.zeros(1, 1 << 19, 1, dtype=torch.uint8)
+        now = int(open("/proc/self/statm").read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 29), resource.RLIM_INFINITY))
+        for pipeline, image in ((resize, tall), (pad, tall[:, :9]), (resize, tall.float())):
+            try:
+                pipeline(image, index=3)
+            except (MemoryError, RuntimeError, OSError) as error:
+                print("there is no memory" in str(error), "sample 3" in str(error))
+        print(resize(tall[:, :1]).shape[-1])
+        """.replace("\n        ", "\n")
+    )
+    assert done.stdout.split() == ["True"] * 6 + ["524288"], done.stdout + done.stderr
+
+
+def test_no_steps_are_a_pipeline_too():
+    image = photo()
+    for steps in ([], v2.Compose([v2.Identity()]), torch.nn.Sequential(), [[], []]):
+        assert torch.equal(fuse(steps)(image), image)
+    assert repr(fuse([])) == "fused, in one native pipeline:"
+    assert repr(fuse([v2.RandomApply([v2.Identity()], 0.5)])).count("\n") == 2
+
+
+def test_pipelines_that_give_another_type_are_not_equal():
+    crop = v2.CenterCrop(3)
+    assert fuse([crop]) == fuse(crop) and hash(fuse([crop])) == hash(fuse(crop))
+    assert fuse([crop]) != fuse([crop, v2.ToPureTensor()])
+    one, other = ({tv_tensors.Image: torch.uint8, tv_tensors.Mask: dtype, "others": None}
+                  for dtype in (torch.int64, torch.uint8))  # fmt: skip
+    assert fuse(v2.ToDtype(one)) != fuse(v2.ToDtype(other))
+
+
+def test_one_number_for_all_channels_is_a_list_of_one():
+    from torchvision import transforms as v1
+
+    image = photo().float() / 255
+    for numbers in (0.5, torch.tensor(0.5), torch.tensor([0.5, 0.25, 0.125]), np.array([0.5])):
+        step = v1.Normalize(numbers, numbers)
+        torch.testing.assert_close(fuse(step)(image), step(image), rtol=0, atol=1e-6)
+
+
+def test_views_that_are_not_what_their_bytes_say():
+    plain = photo(9, 8).float()
+    negative = torch._neg_view(-plain)
+    last = torch._neg_view((-plain).permute(1, 2, 0).contiguous().permute(2, 0, 1))
+    for image in (negative, last, plain.flip(2).flip(2), photo(9, 16).float()[:, :, ::2]):
+        assert torch.equal(fuse(v2.CenterCrop(4))(image), v2.CenterCrop(4)(image))
+    with pytest.raises(TypeError, match="an ordinary tensor of the CPU is needed"):
+        fuse(v2.CenterCrop(4))(plain.to_sparse())
 
 
 def test_what_was_fused_is_shown():
@@ -697,6 +802,10 @@ class Odd(v2.RandomCrop):
         (v2.Normalize([0.5, 0.5], [1, 1, 1]), ValueError, "2 means and 3 stds"),
         (v2.Resize(8, max_size=8), ValueError, "must be strictly greater than the requested size"),
         (v2.CenterCrop(0), ValueError, "sides of 1 or more are needed"),
+        (v2.Normalize([math.nan], [1]), ValueError, "Normalize(mean=[nan]): finite numbers are"),
+        (v2.Normalize([0.5], [math.inf]), ValueError, "Normalize(std=[inf]): finite numbers are"),
+        (v2.Pad(1, fill=math.nan), ValueError, "Pad(fill=nan): finite numbers are needed"),
+        (v2.ColorJitter((0, math.inf)), ValueError, "brightness is (0.0, inf)"),
     ],
 )
 def test_steps_that_cannot_be_fused_are_named(step, error, words):
