@@ -18,6 +18,10 @@ use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
 use std::cell::RefCell;
 
+/// What a thread keeps of buffers from one batch to the next: one large picture among many small ones
+/// would else take its room for ever.
+const KEPT: usize = 32 << 20;
+
 /// What one thread needs beside the image and the row: buffers that are used again.
 pub struct Scratch {
     resizer: Resizer,
@@ -37,9 +41,23 @@ impl Scratch {
             static OF_THREAD: RefCell<Scratch> = RefCell::new(Scratch::new());
         }
         OF_THREAD.with(|scratch| match scratch.try_borrow_mut() {
-            Ok(mut scratch) => act(&mut scratch),
+            Ok(mut scratch) => {
+                let done = act(&mut scratch);
+                if scratch.capacity() > KEPT {
+                    *scratch = Self::new();
+                }
+                done
+            }
             Err(_) => act(&mut Self::new()), // called from within itself
         })
+    }
+
+    /// What it takes of memory.
+    pub(super) fn capacity(&self) -> usize {
+        let Rows { bytes, spare, numbers, .. } = &self.rows;
+        let [one, other] = &self.buffers;
+        let all = [one, other, bytes, spare, numbers].into_iter().map(Buffer::capacity);
+        all.sum::<usize>() + self.resizer.capacity()
     }
 
     pub(super) fn at(level: Level) -> Self {
@@ -65,6 +83,10 @@ impl Default for Scratch {
 pub(super) struct Buffer(Vec<u64>);
 
 impl Buffer {
+    pub fn capacity(&self) -> usize {
+        self.0.capacity() * 8
+    }
+
     /// An error where there is not so much memory: between two small images may be a large one.
     pub fn bytes(&mut self, len: usize) -> Result<&mut [u8]> {
         let words = len.div_ceil(8);

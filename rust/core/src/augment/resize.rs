@@ -21,6 +21,11 @@ pub(super) struct Resizer {
 }
 
 impl Resizer {
+    /// What its lines take of memory.
+    pub fn capacity(&self) -> usize {
+        self.row.capacity() + self.between.capacity()
+    }
+
     /// Writes the view in another size, plane by plane: a view of `to`.
     ///
     /// # Safety

@@ -312,6 +312,31 @@ fn sides_that_do_not_fit_their_numbers_are_too_large() {
 }
 
 #[test]
+fn the_room_of_a_large_image_is_given_back() {
+    let small = described(&[&crop(4), FLOAT], "").unwrap();
+    let pad = r#"{"step": "Pad", "padding": [2000, 2000, 2000, 2000], "fill": [9], "mask_fill": null,
+                  "padding_mode": "edge"}"#;
+    let large = described(&[FLOAT, pad, &crop(4)], "").unwrap();
+    let image = shape(1, 9, 9);
+    let bytes = bytes_of(&image);
+    let after = |pipeline: &Pipeline| {
+        let drawn = pipeline.draw(number(1), &image).unwrap();
+        let mut row = [0.0_f32; 16];
+        let of = Image { data: bytes.as_ptr(), shape: image };
+        let within = Scratch::here(|scratch| {
+            // SAFETY: the image, and room for the row.
+            unsafe { pipeline.apply(&drawn, of, row.as_mut_ptr().cast(), scratch) }.unwrap();
+            scratch.capacity()
+        });
+        (within, Scratch::here(|scratch| scratch.capacity()))
+    };
+    let (within, kept) = after(&small);
+    assert!(0 < kept && kept == within);
+    let (within, kept) = after(&large);
+    assert!(within > 4 * 4009 * 4009 && kept == 0, "{within} {kept}");
+}
+
+#[test]
 fn what_was_erased_moves_with_the_image() {
     let erase = r#"{"step": "RandomErasing", "p": 1.0, "scale": [0.2, 0.2], "ratio": [1.0, 1.0],
                     "value": [200]}"#;
