@@ -125,7 +125,8 @@ impl Recipe {
         let rows = (0..channels).map(|channel| turn(&|_| channel)).collect();
         let pixels = Box::new(turn(&|place| place % channels));
         // Behind the last whole pixel of a turn the next one would begin with another channel.
-        let at_once = if TURN % channels == 0 { usize::MAX } else { TURN - TURN % channels };
+        let at_once =
+            if TURN.is_multiple_of(channels) { usize::MAX } else { TURN - TURN % channels };
         Recipe::Lines { rows, pixels, at_once }
     }
 }
