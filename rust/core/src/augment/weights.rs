@@ -53,7 +53,10 @@ impl Weights {
             return;
         }
         self.of = None; // if what follows is not done to its end, nobody is to believe it
-        self.calculate(&sides, bytes);
+        match bytes {
+            true => self.calculate::<true>(&sides),
+            false => self.calculate::<false>(&sides),
+        }
         self.numbers.clear();
         self.whole.clear();
         self.blocks.clear();
@@ -92,14 +95,16 @@ impl Weights {
 
     /// torch calculates the weights of numbers in float32: where a place lies is rounded by 4e-6 at a
     /// side of 60 already, which shows in what is made of noise. So each of its roundings is made here.
-    fn calculate(&mut self, sides: &Sides, bytes: bool) {
+    fn calculate<const BYTES: bool>(&mut self, sides: &Sides) {
         let Sides { from, to, filter, antialias } = *sides;
-        let near = |value: f64| if bytes { value } else { f64::from(value as f32) };
+        let near = |value: f64| if BYTES { value } else { f64::from(value as f32) };
         let scale = near(from as f64 / to as f64);
         let kernel: fn(f64) -> f64 = match (filter, antialias) {
             (Filter::Bilinear, _) => triangle,
-            (Filter::Bicubic, true) => |x: f64| cubic(x, -0.5),
-            (Filter::Bicubic, false) => |x: f64| cubic(x, -0.75),
+            (Filter::Bicubic, true) if BYTES => |x| cubic(x, -0.5, |value| value),
+            (Filter::Bicubic, false) if BYTES => |x| cubic(x, -0.75, |value| value),
+            (Filter::Bicubic, true) => |x| cubic(x, -0.5, |value| f64::from(value as f32)),
+            (Filter::Bicubic, false) => |x| cubic(x, -0.75, |value| f64::from(value as f32)),
         };
         let reach = if filter == Filter::Bicubic { 2.0 } else { 1.0 };
         // Only with antialias does a place of a smaller image see all that lies between.
@@ -213,12 +218,13 @@ fn triangle(x: f64) -> f64 {
     (1.0 - x.abs()).max(0.0)
 }
 
-fn cubic(x: f64, a: f64) -> f64 {
+/// `near` rounds what one instruction gives.
+fn cubic(x: f64, a: f64, near: impl Fn(f64) -> f64) -> f64 {
     let x = x.abs();
     if x < 1.0 {
-        ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
+        near(near(near((a + 2.0) * x - (a + 3.0)) * x) * x + 1.0)
     } else if x < 2.0 {
-        (((x - 5.0) * x + 8.0) * x - 4.0) * a
+        near(near(near(a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a)
     } else {
         0.0
     }
