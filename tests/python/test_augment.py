@@ -165,6 +165,7 @@ def test_resized_numbers_are_torchvisions(steps):
 NOISE = [
     ((7, 9), (20, 31)), ((61, 47), (20, 33)), ((40, 40), (39, 41)), ((17, 16), (5, 64)),
     ((1, 1), (3, 4)), ((300, 200), (33, 50)), ((5, 200), (9, 150)), ((224, 250), (60, 65)),
+    ((3, 5000), (2, 7)), ((15, 33), (3, 600)),
 ]  # fmt: skip
 
 
@@ -185,6 +186,16 @@ def test_noise_is_resized_as_torch_does_it(mode, antialias):
             image = as_pil(noise)
             far = fuse([resize, v2.ToImage()])(image).int() - F.to_image(resize(image)).int()
             assert int(far.abs().max()) <= 1, (before, after)
+
+
+def test_the_control_weights_that_are_not_rounded_as_torch_rounds_them_are_noticed():
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.rand(3, 61, 47, generator=generator)
+    for antialias in (True, False):
+        resize = v2.Resize((90, 101), antialias=antialias)
+        exact = resize(noise.double()).float()
+        assert float((exact - resize(noise)).abs().max()) > 2e-6
+        assert float((fuse(resize)(noise) - resize(noise)).abs().max()) <= 1e-6
 
 
 COLOURS = {

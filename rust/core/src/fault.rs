@@ -81,6 +81,8 @@ pub(crate) enum Fault {
     ForgetAugmentationEpoch,
     /// Leave what was erased at its place while the image is turned.
     LeaveErased,
+    /// Begin a turn of coefficients in the middle of a pixel.
+    TurnOver,
     /// Augment what is gathered by its row in the batch, and not by its sample.
     NumberByRow,
     /// Take what is in the place of a copy for the copy.
@@ -261,6 +263,14 @@ mod controls {
     #[test]
     fn leaving_what_was_erased_at_its_place_is_caught() {
         is_caught(Fault::LeaveErased, &["augment::tests::what_was_erased_moves_with_the_image"]);
+    }
+
+    #[test]
+    fn normalising_pixels_as_other_channels_is_caught() {
+        is_caught(
+            Fault::TurnOver,
+            &["augment::tests::pixels_of_any_number_of_channels_have_the_means_of_their_channels"],
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use super::draw::Op;
 use super::image::DType;
 use super::kernels::{Lines, TURN, to_bfloat16};
+use crate::fault::{Fault, active};
 use std::sync::Arc;
 
 /// A step of a chain.
@@ -125,8 +126,8 @@ impl Recipe {
         let rows = (0..channels).map(|channel| turn(&|_| channel)).collect();
         let pixels = Box::new(turn(&|place| place % channels));
         // Behind the last whole pixel of a turn the next one would begin with another channel.
-        let at_once =
-            if TURN.is_multiple_of(channels) { usize::MAX } else { TURN - TURN % channels };
+        let divides = TURN.is_multiple_of(channels) || active(Fault::TurnOver);
+        let at_once = if divides { usize::MAX } else { TURN - TURN % channels };
         Recipe::Lines { rows, pixels, at_once }
     }
 }
