@@ -658,6 +658,51 @@ def test_masks_and_boxes_follow(steps):
         assert made["label"] == 1 and type(made["mask"]) is tv_tensors.Mask
 
 
+KEPT = [
+    [v2.CenterCrop(20)],
+    [v2.CenterCrop((63, 49)), v2.CenterCrop((30, 61))],
+    [v2.Pad([1, 2, 3, 4], fill=3), v2.RandomHorizontalFlip(1.0)],
+    [v2.Pad(3), v2.RandomVerticalFlip(1.0), v2.Resize((33, 34))],
+    [v2.Resize(24, max_size=30), v2.Grayscale(3), v2.RandomErasing(0.0)],
+]
+
+
+@pytest.mark.parametrize("steps", KEPT)
+@pytest.mark.parametrize("form", ["XYXY", "XYWH", "CXCYWH", "XYWHR"])
+def test_what_is_beside_an_image_is_what_torchvision_makes_of_it(steps, form):
+    """Not replayed: steps without chance, of the whole sample."""
+    numbers = [[3.0, 5, 20, 30], [10, 1, 30, 36]]
+    rotated = [[*row, 30.0] for row in numbers]
+    sample = annotated() | {
+        "boxes": tv_tensors.BoundingBoxes(
+            rotated if form.endswith("R") else numbers, format=form, canvas_size=(61, 47)
+        )
+    }
+    if hasattr(tv_tensors, "KeyPoints"):
+        sample["points"] = tv_tensors.KeyPoints([[1.0, 2], [30, 40]], canvas_size=(61, 47))
+    ours, theirs = fuse(steps)(sample), v2.Compose(steps)(sample)
+    for name in sample.keys() - {"label"}:
+        assert type(ours[name]) is type(theirs[name]) and ours[name].dtype == theirs[name].dtype
+        near = 1 if name == "image" else 1e-4
+        assert float((ours[name].float() - theirs[name].float()).abs().max()) <= near, name
+        if hasattr(ours[name], "canvas_size"):
+            assert ours[name].canvas_size == theirs[name].canvas_size == ours["image"].shape[-2:]
+
+
+@pytest.mark.parametrize("side", [60, 62, 63, 64, 70])
+def test_boxes_stay_on_an_image_that_grows_to_its_crop(side):
+    """torchvision puts them a pixel beside it: it rounds the two margins otherwise."""
+    image = torch.zeros(1, 41, 37, dtype=torch.uint8)
+    image[:, 7:15, 3:9] = 255
+    boxes = tv_tensors.BoundingBoxes([[3, 7, 9, 15]], format="XYXY", canvas_size=(41, 37))
+    made, (left, top, right, bottom) = (
+        part if i == 0 else part[0].tolist()
+        for i, part in enumerate(fuse(v2.CenterCrop(side))((tv_tensors.Image(image), boxes)))
+    )
+    assert int(made[:, top:bottom, left:right].min()) == 255
+    assert int(made.long().sum()) == 255 * 8 * 6
+
+
 def test_masks_and_boxes_become_plain_with_the_image():
     steps = [v2.CenterCrop(20), v2.ToPureTensor(), TO_FLOAT]
     ours, theirs = fuse(steps)(annotated()), v2.Compose(steps)(annotated())
@@ -676,6 +721,7 @@ def test_masks_and_boxes_become_plain_with_the_image():
     [
         [v2.Pad(2, fill={tv_tensors.Image: 9, "others": 3})],
         [v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True)],
+        [v2.ToDtype({tv_tensors.Image: torch.float32, "others": torch.float64}, scale=True)],
         [v2.RandomCrop(63, padding=1, fill={torch.Tensor: 7, "others": 3})],
     ],
 )

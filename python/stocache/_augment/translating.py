@@ -41,11 +41,11 @@ def steps_by_kind(transform: Any) -> tuple[list[Step], list[str]]:
     """What it does, step by step, and to which kinds of images; an error that names the first step
     that cannot be fused. Where arguments are dicts, others may get something else."""
     found: dict[str, list[Step]] = {}
-    refused: list[ValueError] = []
+    refused: list[Exception] = []
     for kind in KINDS:
         try:
             found[kind] = steps_of(transform, Kind(kind))
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             refused.append(error)
     if not found:
         raise refused[0]
