@@ -1,20 +1,23 @@
 """Train a small CNN on JPEGs from a slow source, without and with a CachedDataset.
 
-    python examples/demo.py                      # about 80 seconds on two cores
+    python examples/demo.py                      # about 100 seconds on two cores
     python examples/demo.py --images 256 --rounds 1 --json build/demo.json
 
 The script writes JPEGs to a temporary folder, reads them through `SlowFolder` (every read
 waits five milliseconds, as on a network disk) and trains the same model twice, epoch by epoch
 in turn: once loading every sample from the source, once keeping prepared samples in memory, by a
 `CachedDataset`. It prints a table, checks that both runs computed the same thing, and saves a plot.
+Then it times warm epochs with random augmentation: without a cache, with one, and with transforms
+that `stocache.fuse` has fused.
 
-Needs: torch, numpy, pillow, tqdm, matplotlib.
+Needs: torch, numpy, pillow, tqdm, matplotlib; torchvision for the epochs with augmentation.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import stocache
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
@@ -41,8 +45,10 @@ FILE_SIDE = 128  # pixels of the JPEGs on "disk"
 SIDE = 96  # pixels of the prepared sample, which is what the cache keeps
 CLASSES = 4
 WARM_UP_IMAGES = 64  # extra images, seen only before the clock starts
+CROP = 80  # pixels of what augmentation makes of a sample
+AUGMENTED_IMAGES = 512  # the most of an epoch with augmentation
 Sample = tuple[Tensor, int]
-PLAIN_COLOUR, CACHED_COLOUR = "#9aa5b1", "#0b7285"
+PLAIN_COLOUR, CACHED_COLOUR, FUSED_COLOUR = "#9aa5b1", "#0b7285", "#e8590c"
 
 
 # --- The data -----------------------------------------------------------------------------------
@@ -299,6 +305,93 @@ def measure_first_epoch(source: SlowFolder, options: argparse.Namespace) -> Over
     return Overhead(statistics.median(extra), extra[cut], extra[-1 - cut], plain_s, cached_s)
 
 
+class Augmenting(Dataset[Sample]):
+    """The same without a cache: what is random follows each load."""
+
+    def __init__(self, source: SlowFolder, transform: Any) -> None:
+        self.source = source
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, idx: int) -> Sample:
+        return self.transform(self.source.load(idx)), self.source.labels[idx]
+
+
+@dataclass
+class Augmented:
+    """Warm epochs of batches with random crops, flips and means; nobody trains."""
+
+    images: int
+    plain_s: list[float]  # one entry per round
+    cached_s: list[float]  # torchvision's transforms, by the workers
+    fused_s: list[float]
+
+    def sides(self) -> list[tuple[str, float, str]]:
+        """How each is called, its median, its colour."""
+        return [
+            ("without cache", statistics.median(self.plain_s), PLAIN_COLOUR),
+            ("cached", statistics.median(self.cached_s), CACHED_COLOUR),
+            ("cached, fused", statistics.median(self.fused_s), FUSED_COLOUR),
+        ]
+
+
+def measure_augmented(source: SlowFolder, options: argparse.Namespace) -> Augmented | None:
+    """Epochs with augmentation, in turns; None without torchvision."""
+    if importlib.util.find_spec("torchvision") is None:
+        print("no epochs with augmentation: torchvision is not installed")
+        return None
+    from torchvision.transforms import v2
+
+    transform = v2.Compose(
+        [
+            v2.RandomResizedCrop(CROP, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize([0.5] * 3, [0.25] * 3),
+        ]
+    )
+    count = min(options.images, AUGMENTED_IMAGES)
+    memory = int(options.cache_gib * (1 << 30))
+    fused = stocache.fuse(transform, seed=options.seed)
+    caches = [
+        CachedDataset(Images(source), memory, transform=each, verbose=False)
+        for each in (transform, fused)
+    ]
+    times: list[list[float]] = [[], [], []]
+    with contextlib.ExitStack() as stack:
+        for cache in caches:
+            stack.enter_context(cache)
+        orders = [BatchList(options.batch_size) for _ in range(3)]
+        loaders: list[Any] = [
+            kind(dataset, batch_sampler=order, num_workers=options.workers, persistent_workers=True)
+            for kind, dataset, order in zip(
+                (DataLoader, stocache.DataLoader, stocache.DataLoader),
+                (Augmenting(source, transform), *caches),
+                orders,
+                strict=True,
+            )
+        ]
+        rounds = min(3, options.rounds)
+        label = "epochs with augmentation"
+        with progress(3 * count * (rounds + 1), label) as bar:
+            for turn in range(rounds + 1):
+                for loader, order, seconds in zip(loaders, orders, times, strict=True):
+                    order.indices = shuffled(count, seed=options.seed + turn)
+                    start = time.perf_counter()
+                    seen = 0
+                    for images, _ in loader:
+                        assert images.shape[1:] == (3, CROP, CROP)
+                        seen += len(images)
+                        bar.update(len(images))
+                    assert seen == count
+                    if turn:  # the first starts workers, and fills the caches
+                        seconds.append(time.perf_counter() - start)
+        del loader, loaders
+    return Augmented(count, *times)
+
+
 # --- What is shown ------------------------------------------------------------------------------
 
 
@@ -320,7 +413,7 @@ def progress(total: int, label: str) -> Iterator[tqdm]:
             print(bar, flush=True)
 
 
-def table(comparison: Comparison, overhead: Overhead) -> str:
+def table(comparison: Comparison, overhead: Overhead, augmented: Augmented | None) -> str:
     lines = [f"{'':10}{'without cache':>15}{'with cache':>13}{'speed-up':>11}{'hit rate':>11}"]
     rule = "-" * len(lines[0])
     lines.append(rule)
@@ -342,6 +435,9 @@ def table(comparison: Comparison, overhead: Overhead) -> str:
         f"{100 * overhead.low:+.1f} to {100 * overhead.high:+.1f} %)",
         f"cache set-up: {1000 * comparison.cache_setup_s:.1f} ms, once, before epoch 1",
     ]
+    if augmented is not None:
+        sides = ", ".join(f"{name} {seconds:.2f} s" for name, seconds, _ in augmented.sides())
+        lines.append(f"warm epoch of {augmented.images} images with augmentation: {sides}")
     return "\n".join(lines)
 
 
@@ -350,11 +446,17 @@ def total_seconds(passes: Sequence[Pass]) -> float:
 
 
 def save_plot(
-    path: Path, comparison: Comparison, overhead: Overhead, options: argparse.Namespace
+    path: Path,
+    comparison: Comparison,
+    overhead: Overhead,
+    augmented: Augmented | None,
+    options: argparse.Namespace,
 ) -> None:
     epochs = len(comparison.plain)
-    figure = Figure(figsize=(11, 4.6), layout="constrained")  # not pyplot: needs no display
-    left, right = figure.subplots(1, 2)
+    widths = [4, 4] if augmented is None else [4, 4, 2.4]
+    # Not pyplot: needs no display.
+    figure = Figure(figsize=(1.4 * sum(widths), 4.6), layout="constrained")
+    left, right, *more = figure.subplots(1, len(widths), width_ratios=widths)
     figure.suptitle(
         f"Training on {options.images} JPEGs, {options.latency_ms:g} ms per read, "
         f"{options.workers} workers, tiny CNN on the CPU",
@@ -404,7 +506,14 @@ def save_plot(
     right.set_title("Progress over time (grey lines: end of an epoch)", fontsize=11)
     right.legend(loc="lower right", frameon=False)
 
-    for axes in (left, right):
+    if augmented is not None:
+        for name, seconds, colour in augmented.sides():
+            bars = more[0].bar([name.replace(" ", "\n")], [seconds], 0.6, color=colour)
+            more[0].bar_label(bars, fmt="%.2f s", padding=2, fontsize=9)
+        more[0].set_ylabel(f"time per epoch of {augmented.images} images (s)")
+        more[0].set_title("Warm epoch with augmentation", fontsize=11)
+
+    for axes in (left, right, *more):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 
@@ -423,7 +532,10 @@ def timeline(passes: Sequence[Pass], options: argparse.Namespace) -> tuple[list[
 
 
 def report(
-    comparison: Comparison, overhead: Overhead, options: argparse.Namespace
+    comparison: Comparison,
+    overhead: Overhead,
+    augmented: Augmented | None,
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     plain_s, cached_s = total_seconds(comparison.plain), total_seconds(comparison.cached)
     return {
@@ -453,6 +565,7 @@ def report(
             "speed_up": plain_s / cached_s,
         },
         "first_epoch_overhead": asdict(overhead),
+        "augmented": None if augmented is None else asdict(augmented),
         "cache_setup_s": comparison.cache_setup_s,
         "cache_stats": asdict(comparison.stats),
         "samples_equal": comparison.samples_equal,
@@ -506,17 +619,18 @@ def main() -> int:
         source = SlowFolder(Path(folder), options.latency_ms / 1000)
         comparison = compare(source, options)
         overhead = measure_first_epoch(source, options)
+        augmented = measure_augmented(source, options)
 
-    print(f"\n{table(comparison, overhead)}")
+    print(f"\n{table(comparison, overhead, augmented)}")
     verdict = "equal" if comparison.samples_equal else "DO NOT equal"
     print(f"check: {comparison.samples_checked} cached samples {verdict} a fresh load", end="; ")
     verdict = "identical" if comparison.losses_equal else "NOT identical"
     print(f"losses of both runs {verdict} ({comparison.cached[-1].loss:.4f} in the last epoch)")
 
-    save_plot(options.plot, comparison, overhead, options)
+    save_plot(options.plot, comparison, overhead, augmented, options)
     print(f"plot saved to {options.plot}")
     if options.json is not None:
-        text = json.dumps(report(comparison, overhead, options), indent=2)
+        text = json.dumps(report(comparison, overhead, augmented, options), indent=2)
         options.json.write_text(text + "\n", encoding="utf-8")
         print(f"figures saved to {options.json}")
     print(f"everything took {time.perf_counter() - began:.0f} s")

@@ -57,15 +57,18 @@ def fuse(
         )
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise TypeError(f"seed is {seed!r}; an int or None is needed")
+    steps, takes = translating.steps_by_kind(transform)
     description = {
-        "steps": translating.steps_of(transform),
+        "steps": steps,
+        "takes": takes,
         "dtype": None if dtype is None else translating.dtype_name(dtype, "dtype"),
         "channels_last": memory_format == torch.channels_last,
     }
     beside = translating.dtypes_beside(transform)
     shown = translating.shown(transform)
     made_of = translating.results_in(transform)
-    return Pipeline(json.dumps(description), made_of, shown, beside, seed)
+    plain_beside, alone = translating.made_plain(transform)
+    return Pipeline(json.dumps(description), made_of, shown, beside, seed, plain_beside, alone)
 
 
 class Pipeline:
@@ -79,13 +82,16 @@ class Pipeline:
 
     def __init__(
         self, description: str, made_of: str, shown: list[str], beside: dict[Any, Any],
-        seed: int | None,
+        seed: int | None, plain_beside: bool, alone: str | None,
     ) -> None:  # fmt: skip
         self.native = _C.Pipeline(description)
         self._description = description
+        self._takes = frozenset(json.loads(description)["takes"])
         self._made_of = made_of
         self._shown = shown
         self._beside = beside
+        self._plain_beside = plain_beside  # masks and boxes become plain tensors
+        self._alone = alone  # a step that they do not follow any more
         self.seed = seed
         # Of who sent this object, and to which process.
         self._sent_seed, self._sent_to = 0, 0
@@ -113,21 +119,21 @@ class Pipeline:
             return made_of(
                 self._sample(parts, places, (seed & _MASK, epoch & _MASK, number & _MASK))
             )
-        except (ValueError, TypeError, RuntimeError) as error:
+        except (ValueError, TypeError, RuntimeError, MemoryError) as error:
             if index is None:
                 raise
             raise type(error)(f"{_of(index)}{_message(error)}") from error
 
     def parameters(self, image: Any, index: int, epoch: int | None = None) -> list[dict[str, Any]]:
         """What is done to that image: each function of torchvision with its arguments."""
-        data, form = _taken(image)
+        data, form = self._taken(image)
         epoch = (self.epoch or 0) if epoch is None else epoch
         numbers = (self.seed_here() & _MASK, epoch & _MASK, int(index) & _MASK)
         return self._parameters(data, form, numbers)
 
     def output(self, image: Any) -> tuple[torch.dtype, tuple[int, int, int]]:
         """The dtype and the shape that an image of this kind becomes."""
-        data, form = _taken(image)
+        data, form = self._taken(image)
         dtype, shape, _ = self.native.output(tuple(data.shape), data.dtype, form)
         return dtype, shape
 
@@ -164,7 +170,7 @@ class Pipeline:
         self, parts: list[Any], places: list[int], numbers: tuple[int, int, int]
     ) -> list[Any]:
         parts = list(parts)
-        taken = [_taken(parts[place]) for place in places]
+        taken = [self._taken(parts[place]) for place in places]
         sizes = {_size(data, form) for data, form in taken}
         beside = [place for place, part in enumerate(parts) if follows(part)]
         sizes |= {tuple(parts[place].canvas_size) for place in beside if _has_canvas(parts[place])}
@@ -181,11 +187,32 @@ class Pipeline:
             made = self.native.apply(numbers[0], numbers[1], index, data[None], form, 1)[0]
             parts[place] = self._wrapped(made, parts[place])
         if beside:
+            if self._alone is not None:
+                raise TypeError(
+                    f"ToPureTensor comes before {self._alone}, which masks and boxes do not follow "
+                    "as plain tensors: put it last"
+                )
             data, form = taken[0]
             follower = Follower(self._parameters(data, form, numbers), self._beside)
             for place in beside:
-                parts[place] = follower(parts[place])
+                followed = follower(parts[place])
+                parts[place] = _plain(followed) if self._plain_beside else followed
         return parts
+
+    def _taken(self, image: Any) -> tuple[torch.Tensor, int]:
+        """Its values, and what it is, if these steps are for such images."""
+        data, form = _taken(image)
+        self._check_kind(image, form)
+        return data, form
+
+    def _check_kind(self, image: Any, form: int) -> None:
+        kind = _kind(image, form)
+        if kind not in self._takes:
+            raise TypeError(
+                f"a dict in the steps gives images of the kind {kind!r} other values than those of "
+                f"{' and '.join(sorted(self._takes))}, and only these were fused: put v2.ToImage() "
+                "first, or give the steps one value"
+            )
 
     def _batch(
         self, parts: list[Any], places: list[int], batches: list[bool], seed: int, epoch: int,
@@ -209,7 +236,8 @@ class Pipeline:
                 f"index has {len(numbers)} numbers; one for each of the {count} images is needed"
             )
         for place in places:
-            data, form = _laid_out(_plain(parts[place]), dims=4)
+            data, form = _laid_out(parts[place], dims=4)
+            self._check_kind(parts[place], form)
             made = self.native.apply(
                 seed & _MASK, epoch & _MASK, numbers, data, form, torch.get_num_threads()
             )
@@ -233,10 +261,13 @@ class Pipeline:
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, Pipeline):
             return NotImplemented
-        return (self._description, self.seed) == (other._description, other.seed)
+        return self is other or self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash((self._description, self.seed))
+        return hash(self._identity()[:3])
+
+    def _identity(self) -> tuple[Any, ...]:
+        return self._description, self.seed, self._made_of, self._plain_beside, self._beside
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
@@ -251,9 +282,8 @@ class Pipeline:
         self._sent_to = os.getpid()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pipeline:
-        made = Pipeline(self._description, self._made_of, self._shown, self._beside, self.seed)
-        made._sent_seed, made._sent_to = self._sent_seed, self._sent_to
-        made._epoch.copy_(self._epoch)
+        made = object.__new__(Pipeline)
+        vars(made).update(vars(self), _epoch=_shared(self._epoch.clone()))
         return made
 
     def __copy__(self) -> Pipeline:
@@ -343,7 +373,7 @@ def _taken(image: Any) -> tuple[torch.Tensor, int]:
                 f"Expected tensor to be a tensor image of size (..., C, H, W). Got "
                 f"{tuple(image.shape)}; [C, H, W] or a batch [N, C, H, W] is needed"
             )
-        return _laid_out(_plain(image), dims=3)
+        return _laid_out(image, dims=3)
     numpy: Any = sys.modules["numpy"]
     if isinstance(image, numpy.ndarray):
         if image.ndim not in (2, 3):
@@ -365,10 +395,20 @@ def _laid_out(image: torch.Tensor, dims: int) -> tuple[torch.Tensor, int]:
             f"the image is {image.layout} on {image.device}; an ordinary tensor of the CPU is "
             "needed"
         )
+    image = _plain(image).resolve_neg()
     order = (0, 2, 3, 1) if dims == 4 else (1, 2, 0)
     if not image.is_contiguous() and image.permute(order).is_contiguous():
         return image.permute(order), _CHANNELS_LAST
-    return image.contiguous().resolve_neg(), _TENSOR
+    return image.contiguous(), _TENSOR
+
+
+def _kind(image: Any, form: int) -> str:
+    if form == _PIL:
+        return "pil"
+    if form == _ARRAY:
+        return "array"
+    vision: Any = sys.modules.get("torchvision.tv_tensors")
+    return "image" if vision is not None and isinstance(image, vision.Image) else "tensor"
 
 
 def _size(data: torch.Tensor, form: int) -> tuple[int, int]:

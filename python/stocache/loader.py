@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
-from stocache._dataset.augmenting import Fusing
+from stocache._dataset.augmenting import numbered
 from stocache._loading.gatherer import Gatherer
 from stocache._loading.sources import Source, source_of
 from stocache._loading.views import WholeBatches
@@ -65,11 +65,15 @@ class DataLoader(compat.Loader):
         source = source_of(self.dataset)
         if source is None:
             return None
-        pipelines = [part._stocache_pipeline() for part in source.parts]
-        pipeline = next((each for each in pipelines if each is not None), None)
-        if pipeline is None:
+        found = [part._stocache_pipeline() for part in source.parts]
+        pipelines = [pipeline for pipeline in found if pipeline is not None]
+        if not pipelines:
             return None
-        return pipeline.seed_here(), source.epoch() if pipeline.epoch is None else pipeline.epoch
+        # One with a seed of its own has that, whatever is said here.
+        without = next((each for each in pipelines if each.seed is None), pipelines[0])
+        epochs = (each.epoch for each in pipelines)
+        epoch = next((each for each in epochs if each is not None), None)
+        return without.seed_here(), source.epoch() if epoch is None else epoch
 
     def _stocache_gatherer(self, source: Source | None) -> Gatherer | None:
         """Makes the batches of an epoch that begins now, if that can be done here."""
@@ -88,7 +92,7 @@ class DataLoader(compat.Loader):
             return None
         fusing = None
         if pipeline is not None and numbers is not None:
-            fusing = Fusing(pipeline, *numbers, source.parts[0]._stocache_numbering())
+            fusing = numbered(pipeline, numbers, source.parts[0]._stocache_numbering())
         gatherer = Gatherer(source, self, fusing)
         # Without workers, what is missing is loaded here when its turn comes.
         may_miss = self.num_workers > 0 and self.in_order

@@ -235,6 +235,18 @@ def test_a_subset_and_a_concatenation_have_the_numbers_of_what_is_under_them(cac
     assert differ(found, {label: want[label] for label in range(5, 20)}) == []
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_of_several_pipelines_has_its_own_seed(cached, workers):
+    pipelines = [stocache.fuse(transform(), seed=seed) for seed in (3, 4, None)]
+    parts = [make(cached, "all", pipeline) for pipeline in pipelines]
+    torch.manual_seed(SEED)
+    joined = ConcatDataset([Subset(dataset, range(5)) for _, dataset in parts])
+    for epoch, loader in enumerate([stocache.DataLoader(joined, 5, num_workers=workers)] * 2):
+        for batch, (source, _), seed in zip(loader, parts, (3, 4, SEED), strict=True):
+            want = expected(pipelines[0], source, epoch, seed)
+            assert all(torch.equal(batch["image"][i], want[i]) for i in range(5))
+
+
 def expected_natively(pipeline, source):
     return {
         i: pipeline.apply(source[i]["image"], SEED, 0, i).as_subclass(torch.Tensor)

@@ -19,6 +19,11 @@ FUSED = (
     "RandomVerticalFlip", "Resize", "ToDtype", "ToImage", "ToPureTensor", "ToTensor",
 )  # fmt: skip
 
+_GEOMETRIC = frozenset(
+    ("CenterCrop", "Pad", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop",
+     "RandomVerticalFlip", "Resize")
+)  # fmt: skip
+
 _DTYPES = {
     torch.uint8: "uint8",
     torch.float16: "float16",
@@ -28,18 +33,63 @@ _DTYPES = {
 
 Step = dict[str, Any]
 
+# What an image may be; torchvision's arguments may be dicts by type.
+KINDS = ("image", "tensor", "pil", "array")
 
-def steps_of(transform: Any) -> list[Step]:
-    """What it does, step by step; an error that names the first step that cannot be fused."""
+
+def steps_by_kind(transform: Any) -> tuple[list[Step], list[str]]:
+    """What it does, step by step, and to which kinds of images; an error that names the first step
+    that cannot be fused. Where arguments are dicts, others may get something else."""
+    found: dict[str, list[Step]] = {}
+    refused: list[Exception] = []
+    for kind in KINDS:
+        try:
+            found[kind] = steps_of(transform, Kind(kind))
+        except (ValueError, TypeError) as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    first = next(iter(found.values()))
+    return first, [kind for kind, steps in found.items() if steps == first]
+
+
+class Kind:
+    """What an image is, while steps make it something else."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def value_in(self, values: dict[Any, Any], default: Any = None) -> Any:
+        """What a dict says by its type."""
+        vision: Any = sys.modules["torchvision.tv_tensors"]
+        pil: Any = sys.modules.get("PIL.Image")
+        types = {"image": vision.Image, "tensor": torch.Tensor, "pil": pil and pil.Image}
+        kind = types.get(self.name)
+        return values[kind] if kind in values else values.get("others", default)
+
+    def after(self, step: str) -> None:
+        becomes = {
+            "ToImage": {"tensor": "image", "pil": "image", "array": "image"},
+            "ToPureTensor": {"image": "tensor"},
+            "PILToTensor": {"pil": "tensor"},
+            "ToTensor": {"pil": "tensor", "array": "tensor"},
+        }
+        self.name = becomes.get(step, {}).get(self.name, self.name)
+
+
+def steps_of(transform: Any, kind: Kind) -> list[Step]:
+    """What it does to images of that kind, which becomes what they are then."""
     name = type(transform).__name__
     if isinstance(transform, (list, tuple)):
-        return [step for each in transform for step in steps_of(each)]
+        return [step for each in transform for step in steps_of(each, kind)]
     if type(transform) in (torch.nn.Identity, torch.nn.Sequential, torch.nn.ModuleList):
-        return [step for each in transform.children() for step in steps_of(each)]
+        return [step for each in transform.children() for step in steps_of(each, kind)]
     known = _KNOWN.get(name) if _is_of_torchvision(transform) else None
     if known is None:
         raise TypeError(_refusal(transform, name))
-    return known(transform)
+    steps = known(transform, kind)
+    kind.after(name)
+    return steps
 
 
 def dtype_name(dtype: torch.dtype, of: str) -> str:
@@ -57,6 +107,18 @@ def results_in(transform: Any) -> str:
     return found
 
 
+def made_plain(transform: Any) -> tuple[bool, str | None]:
+    """Whether masks and boxes become plain tensors, and the name of a step after that which changes
+    where things are: torchvision does it to the first tensor alone."""
+    pure = False
+    for step in _each(transform):
+        name = type(step).__name__
+        if pure and name in _GEOMETRIC:
+            return True, name
+        pure |= name == "ToPureTensor"
+    return pure, None
+
+
 def dtypes_beside(transform: Any) -> dict[Any, Any]:
     """The dtypes that ToDtype gives what is no image, by its type."""
     found: dict[Any, Any] = {}
@@ -69,7 +131,8 @@ def dtypes_beside(transform: Any) -> dict[Any, Any]:
 def shown(transform: Any, indent: str = "  ") -> list[str]:
     """The steps as people read them."""
     lines = []
-    for step in _members(transform) or [transform]:
+    members = _members(transform)
+    for step in [transform] if members is None else members:
         name = type(step).__name__
         inner = _members(step)
         if inner is None:
@@ -149,20 +212,29 @@ def _padding(padding: Any) -> list[int]:
     return sides
 
 
-def _fill(transform: Any) -> tuple[list[float], float | None]:
+def _fill(transform: Any, kind: Kind) -> tuple[list[float], float | None]:
     """That of images, and that of masks, if it is one number."""
     fill = transform.fill
     image: Any = fill
     mask: Any = fill
     if isinstance(fill, dict):
         vision: Any = sys.modules["torchvision.tv_tensors"]
-        others = fill.get("others", 0)
-        image = next((fill[kind] for kind in (vision.Image, torch.Tensor) if kind in fill), others)
-        mask = fill.get(vision.Mask, others)
+        image, mask = kind.value_in(fill), fill.get(vision.Mask, fill.get("others"))
     image = 0 if image is None else image
     mask = 0 if mask is None else mask
-    values = [float(image)] if isinstance(image, (int, float)) else [float(v) for v in image]
+    values = _numbers(transform, "fill", image)
     return values, float(mask) if isinstance(mask, (int, float)) else None
+
+
+def _numbers(transform: Any, name: str, values: Any) -> list[float]:
+    """One or several."""
+    try:
+        found = [float(value) for value in values]
+    except TypeError:  # it is one, and maybe a tensor
+        found = [float(values)]
+    if not all(map(math.isfinite, found)):
+        raise ValueError(f"{type(transform).__name__}({name}={values}): finite numbers are needed")
+    return found
 
 
 def _filter(transform: Any) -> str:
@@ -184,8 +256,8 @@ def _range(name: str, values: Sequence[float]) -> list[float]:
     return found
 
 
-def _random_crop(t: Any) -> Step:
-    fill, mask_fill = _fill(t)
+def _random_crop(t: Any, kind: Kind) -> Step:
+    fill, mask_fill = _fill(t, kind)
     padding = t.padding
     if padding is not None and _is_first_version(t):
         padding = _padding(padding)
@@ -198,15 +270,15 @@ def _random_crop(t: Any) -> Step:
     }  # fmt: skip
 
 
-def _pad(t: Any) -> Step:
-    fill, mask_fill = _fill(t)
+def _pad(t: Any, kind: Kind) -> Step:
+    fill, mask_fill = _fill(t, kind)
     return {
         "padding": _padding(t.padding), "fill": fill, "mask_fill": mask_fill,
         "padding_mode": t.padding_mode,
     }  # fmt: skip
 
 
-def _resize(t: Any) -> Step:
+def _resize(t: Any, _: Kind) -> Step:
     size = [] if t.size is None else [t.size] if isinstance(t.size, int) else list(t.size)
     return {
         "size": [int(side) for side in size], "max_size": t.max_size,
@@ -214,42 +286,40 @@ def _resize(t: Any) -> Step:
     }  # fmt: skip
 
 
-def _resized_crop(t: Any) -> Step:
+def _resized_crop(t: Any, _: Kind) -> Step:
     return {
         "size": _pair(t.size), "scale": _range("scale", t.scale), "ratio": _range("ratio", t.ratio),
         "filter": _filter(t), "antialias": bool(t.antialias),
     }  # fmt: skip
 
 
-def _to_dtype(t: Any) -> list[Step]:
+def _to_dtype(t: Any, kind: Kind) -> list[Step]:
     dtype, scale = t.dtype, bool(getattr(t, "scale", True))  # ConvertImageDtype always scales
     if isinstance(dtype, dict):
-        vision: Any = sys.modules["torchvision.tv_tensors"]
-        kinds = (vision.Image, torch.Tensor, "others")
-        found = [dtype[kind] for kind in kinds if kind in dtype]
-        if not found:
+        if kind.name in ("pil", "array"):  # stay what they are
+            return []
+        missing = object()
+        dtype = kind.value_in(dtype, missing)
+        if dtype is missing:
             raise ValueError(
-                'ToDtype: No dtype was specified for type tv_tensors.Image; you can use "others" '
-                "as a catch-all key"
+                f"ToDtype: No dtype was specified for images of the kind {kind.name!r}; you can "
+                'use "others" as a catch-all key'
             )
-        dtype = found[0]
     if dtype is None:
         return []
     name = dtype_name(dtype, "the dtype of ToDtype")
     return [{"step": "ToDtype", "dtype": name, "scale": scale}]
 
 
-def _erasing(t: Any) -> Step:
-    value = None if t.value is None or t.value == "random" else t.value
-    if value is not None:
-        value = [float(value)] if isinstance(value, (int, float)) else [float(v) for v in value]
+def _erasing(t: Any, _: Kind) -> Step:
+    random = t.value is None or (isinstance(t.value, str) and t.value == "random")
     return {
         "p": float(t.p), "scale": _range("scale", t.scale), "ratio": _range("ratio", t.ratio),
-        "value": value,
+        "value": None if random else _numbers(t, "value", t.value),
     }  # fmt: skip
 
 
-def _jitter(t: Any) -> Step:
+def _jitter(t: Any, _: Kind) -> Step:
     def span(name: str) -> list[float] | None:
         value = getattr(t, name)
         return None if value is None else _range(name, value)
@@ -257,39 +327,53 @@ def _jitter(t: Any) -> Step:
     return {name: span(name) for name in ("brightness", "contrast", "saturation", "hue")}
 
 
-def _choice(t: Any) -> Step:
+def _apply(t: Any, kind: Kind) -> Step:
+    return {"steps": steps_of(list(t.transforms), kind), "p": float(t.p)}
+
+
+def _choice(t: Any, kind: Kind) -> Step:
     # The first version of torchvision takes them as weights, too.
     p = t.p if t.p is not None else [1.0] * len(t.transforms)
-    steps = [{"step": "Compose", "steps": steps_of(each)} for each in t.transforms]
+    steps = []
+    before = kind.name
+    for each in t.transforms:
+        kind.name = before
+        steps.append({"step": "Compose", "steps": steps_of(each, kind)})
     return {"steps": steps, "p": [float(each) for each in p]}
 
 
-def _one(arguments: Callable[[Any], Step]) -> Callable[[Any], list[Step]]:
-    return lambda t: [{"step": type(t).__name__, **arguments(t)}]
+def _one(arguments: Callable[[Any, Kind], Step]) -> Callable[[Any, Kind], list[Step]]:
+    return lambda t, kind: [{"step": type(t).__name__, **arguments(t, kind)}]
 
 
-def _plain(t: Any) -> Step:
+def _plain(_t: Any, _: Kind) -> Step:
     return {}
 
 
-def _chance(t: Any) -> Step:
+def _chance(t: Any, _: Kind) -> Step:
     return {"p": float(t.p)}
 
 
-_KNOWN: dict[str, Callable[[Any], list[Step]]] = {
-    "CenterCrop": _one(lambda t: {"size": _pair(t.size)}),
+def _first_version(t: Any, _: Kind) -> Step:
+    return {"v1": _is_first_version(t)}
+
+
+def _means(t: Any, _: Kind) -> Step:
+    return {"mean": _numbers(t, "mean", t.mean), "std": _numbers(t, "std", t.std)}
+
+
+_KNOWN: dict[str, Callable[[Any, Kind], list[Step]]] = {
+    "CenterCrop": _one(lambda t, _: {"size": _pair(t.size)}),
     "ColorJitter": _one(_jitter),
-    "Compose": lambda t: steps_of(list(t.transforms)),
+    "Compose": lambda t, kind: steps_of(list(t.transforms), kind),
     "ConvertImageDtype": _to_dtype,
-    "Grayscale": _one(lambda t: {"num_output_channels": int(t.num_output_channels)}),
-    "Identity": lambda t: [],
-    "Normalize": _one(
-        lambda t: {"mean": [float(v) for v in t.mean], "std": [float(v) for v in t.std]}
-    ),
-    "PILToTensor": _one(lambda t: {"v1": _is_first_version(t)}),
+    "Grayscale": _one(lambda t, _: {"num_output_channels": int(t.num_output_channels)}),
+    "Identity": lambda _t, _: [],
+    "Normalize": _one(_means),
+    "PILToTensor": _one(_first_version),
     "Pad": _one(_pad),
     "RGB": _one(_plain),
-    "RandomApply": _one(lambda t: {"steps": steps_of(list(t.transforms)), "p": float(t.p)}),
+    "RandomApply": _one(_apply),
     "RandomChoice": _one(_choice),
     "RandomCrop": _one(_random_crop),
     "RandomErasing": _one(_erasing),
@@ -300,6 +384,6 @@ _KNOWN: dict[str, Callable[[Any], list[Step]]] = {
     "Resize": _one(_resize),
     "ToDtype": _to_dtype,
     "ToImage": _one(_plain),
-    "ToPureTensor": lambda t: [],
-    "ToTensor": _one(lambda t: {"v1": _is_first_version(t)}),
+    "ToPureTensor": lambda _t, _: [],
+    "ToTensor": _one(_first_version),
 }

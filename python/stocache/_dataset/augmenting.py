@@ -107,11 +107,19 @@ def fusing(
     """As it is to be applied to these samples now."""
     numbers = _SAID.get()
     if numbers is not None:
-        return Fusing(pipeline, *numbers, numbering)
+        return numbered(pipeline, numbers, numbering)
     epoch = pipeline.epoch
     if epoch is None:
         epoch = passes.epoch(map(number_of, keys))
     return Fusing(pipeline, pipeline.seed_here(), epoch, numbering)
+
+
+def numbered(pipeline: Pipeline, numbers: Numbers, numbering: Numbering | None) -> Fusing:
+    """With what was said of an epoch; but a seed of its own is that of a pipeline, whichever of
+    several under one loader it is."""
+    seed, epoch = numbers
+    seed = seed if pipeline.seed is None else pipeline.seed
+    return Fusing(pipeline, seed, epoch, numbering)
 
 
 def number_of(key: Any, length: int = 0) -> int:

@@ -81,6 +81,10 @@ pub(crate) enum Fault {
     ForgetAugmentationEpoch,
     /// Leave what was erased at its place while the image is turned.
     LeaveErased,
+    /// Begin a turn of coefficients in the middle of a pixel.
+    TurnOver,
+    /// Augment what is gathered by its row in the batch, and not by its sample.
+    NumberByRow,
     /// Take what is in the place of a copy for the copy.
     TrustCopies,
     /// Make it an error that there is no copy, instead of giving the path of the source.
@@ -263,6 +267,24 @@ mod controls {
     #[test]
     fn leaving_what_was_erased_at_its_place_is_caught() {
         is_caught(Fault::LeaveErased, &["augment::tests::what_was_erased_moves_with_the_image"]);
+    }
+
+    #[test]
+    fn normalising_pixels_as_other_channels_is_caught() {
+        is_caught(
+            Fault::TurnOver,
+            &["augment::tests::pixels_of_any_number_of_channels_have_the_means_of_their_channels"],
+        );
+    }
+
+    #[test]
+    fn augmenting_by_the_place_in_a_batch_is_caught() {
+        is_caught(
+            Fault::NumberByRow,
+            &[
+                "batches::tests::random_numbers_follow_from_the_sample_or_from_the_number_that_was_given",
+            ],
+        );
     }
 
     #[test]

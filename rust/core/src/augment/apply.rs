@@ -18,6 +18,10 @@ use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
 use std::cell::RefCell;
 
+/// What a thread keeps of buffers from one batch to the next: one large picture among many small ones
+/// would else take its room for ever.
+const KEPT: usize = 32 << 20;
+
 /// What one thread needs beside the image and the row: buffers that are used again.
 pub struct Scratch {
     resizer: Resizer,
@@ -37,9 +41,23 @@ impl Scratch {
             static OF_THREAD: RefCell<Scratch> = RefCell::new(Scratch::new());
         }
         OF_THREAD.with(|scratch| match scratch.try_borrow_mut() {
-            Ok(mut scratch) => act(&mut scratch),
+            Ok(mut scratch) => {
+                let done = act(&mut scratch);
+                if scratch.capacity() > KEPT {
+                    *scratch = Self::new();
+                }
+                done
+            }
             Err(_) => act(&mut Self::new()), // called from within itself
         })
+    }
+
+    /// What it takes of memory.
+    pub(super) fn capacity(&self) -> usize {
+        let Rows { bytes, spare, numbers, .. } = &self.rows;
+        let [one, other] = &self.buffers;
+        let all = [one, other, bytes, spare, numbers].into_iter().map(Buffer::capacity);
+        all.sum::<usize>() + self.resizer.capacity()
     }
 
     pub(super) fn at(level: Level) -> Self {
@@ -48,7 +66,7 @@ impl Scratch {
             kept: Kept::default(),
             bytes: Buffer::default(),
             spare: Buffer::default(),
-            numbers: Vec::new(),
+            numbers: Buffer::default(),
         };
         Self { resizer: Resizer::default(), buffers: Default::default(), rows }
     }
@@ -65,19 +83,34 @@ impl Default for Scratch {
 pub(super) struct Buffer(Vec<u64>);
 
 impl Buffer {
-    pub fn bytes(&mut self, len: usize) -> &mut [u8] {
-        if self.0.len() * 8 < len {
-            self.0.resize(len.div_ceil(8), 0);
-        }
-        // SAFETY: a u64 is eight bytes, of any value.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
+    pub fn capacity(&self) -> usize {
+        self.0.capacity() * 8
     }
 
-    pub fn floats(&mut self, len: usize) -> &mut [f32] {
-        let bytes = self.bytes(len * 4);
-        // SAFETY: aligned for u64, and of any value.
-        unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), len) }
+    /// An error where there is not so much memory: between two small images may be a large one.
+    pub fn bytes(&mut self, len: usize) -> Result<&mut [u8]> {
+        let words = len.div_ceil(8);
+        if self.0.len() < words {
+            self.0.clear(); // nobody wants what is in it, so it need not be moved
+            self.0.try_reserve(words).map_err(|_| out_of_memory(len))?;
+            self.0.resize(words, 0);
+        }
+        // SAFETY: a u64 is eight bytes, of any value.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) })
     }
+
+    pub fn floats(&mut self, len: usize) -> Result<&mut [f32]> {
+        let bytes = self.bytes(len * 4)?;
+        // SAFETY: aligned for u64, and of any value.
+        Ok(unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), len) })
+    }
+}
+
+fn out_of_memory(bytes: usize) -> Error {
+    Error::new(
+        Kind::Space,
+        format!("there is no memory for the {bytes} bytes that an image takes between two steps"),
+    )
 }
 
 /// What passes over rows need.
@@ -86,21 +119,13 @@ pub(super) struct Rows {
     pub kept: Kept,
     bytes: Buffer,
     spare: Buffer,
-    numbers: Vec<f32>,
+    numbers: Buffer,
 }
 
 impl Rows {
-    pub fn with_kept(&mut self, len: usize) -> (&mut Kept, &mut [u8], &mut [u8], &mut [f32]) {
-        if self.numbers.len() < len {
-            self.numbers.resize(len, 0.0);
-        }
-        (&mut self.kept, self.bytes.bytes(len), self.spare.bytes(len), &mut self.numbers[..len])
-    }
-
     /// Room for a row of so many bytes, or values: twice in bytes, once in numbers.
-    pub fn lines(&mut self, len: usize) -> (&mut [u8], &mut [u8], &mut [f32]) {
-        let (_, bytes, spare, numbers) = self.with_kept(len);
-        (bytes, spare, numbers)
+    pub fn lines(&mut self, len: usize) -> Result<(&mut [u8], &mut [u8], &mut [f32])> {
+        Ok((self.bytes.bytes(len)?, self.spare.bytes(len)?, self.numbers.floats(len)?))
     }
 }
 
@@ -154,11 +179,12 @@ pub(super) unsafe fn apply(
     if dtype != work.dtype {
         work.chain.push(Point::To { dtype, scale: false });
     }
-    debug_assert_eq!(work.view.values(), drawn.after.values());
+    if work.view.values() != drawn.after.values() {
+        return Err(Error::new(Kind::State, "a row has become of another size than was drawn"));
+    }
     let target = Target { to, dtype, pixels: channels_last };
-    // SAFETY: the row has room for the values of the view: both are what `drawn.after` says.
-    unsafe { finish(&work.view, &work.chain, &work.erased, target, &mut work.scratch.rows) };
-    Ok(())
+    // SAFETY: the row has room for as many values as `drawn.after` says.
+    unsafe { finish(&work.view, &work.chain, &work.erased, target, &mut work.scratch.rows) }
 }
 
 impl Work<'_> {
@@ -176,7 +202,7 @@ impl Work<'_> {
         let moves = !matches!(op, Op::Erase { .. }) && !active(Fault::LeaveErased);
         if moves && !self.erased.is_empty() {
             // SAFETY: by the caller's promise.
-            unsafe { self.settle() };
+            unsafe { self.settle()? };
         }
         match op {
             Op::Crop { top, left, height, width } => {
@@ -212,17 +238,17 @@ impl Work<'_> {
             }
             Op::Pad { padding, fill, padding_mode, .. } => {
                 // SAFETY: by the caller's promise.
-                unsafe { self.pad(*padding, fill, *padding_mode) };
+                unsafe { self.pad(*padding, fill, *padding_mode)? };
             }
             Op::Resize { height, width, interpolation, antialias } => {
                 // SAFETY: by the caller's promise.
-                unsafe { self.resize((*height, *width), (*interpolation, *antialias)) };
+                unsafe { self.resize((*height, *width), (*interpolation, *antialias))? };
             }
             Op::Grayscale { channels, pil } => {
                 if self.view.channels == 3 {
                     let level = self.scratch.rows.level;
                     // SAFETY: by the caller's promise.
-                    let (planes, len) = unsafe { self.planes() };
+                    let (planes, len) = unsafe { self.planes()? };
                     planes.grey(len, *pil, level);
                     self.view.channels = 1;
                 }
@@ -234,25 +260,25 @@ impl Work<'_> {
             Op::Brightness { factor, pil } => {
                 let level = self.scratch.rows.level;
                 // SAFETY: by the caller's promise.
-                let (planes, _) = unsafe { self.planes() };
+                let (planes, _) = unsafe { self.planes()? };
                 planes.brightness(*factor, *pil, level);
             }
             Op::Contrast { factor, pil } => {
                 let level = self.scratch.rows.level;
                 // SAFETY: by the caller's promise.
-                let (planes, len) = unsafe { self.planes() };
+                let (planes, len) = unsafe { self.planes()? };
                 planes.contrast(len, *factor, *pil, level);
             }
             Op::Saturation { factor, pil } => {
                 let level = self.scratch.rows.level;
                 // SAFETY: by the caller's promise.
-                let (planes, len) = unsafe { self.planes() };
+                let (planes, len) = unsafe { self.planes()? };
                 planes.saturation(len, *factor, *pil, level);
             }
             Op::Hue { factor, pil } => {
                 let level = self.scratch.rows.level;
                 // SAFETY: by the caller's promise.
-                let (planes, len) = unsafe { self.planes() };
+                let (planes, len) = unsafe { self.planes()? };
                 planes.hue(len, *factor, *pil, level);
             }
             Op::ToDtype { .. } | Op::Normalize { .. } => {}
@@ -262,28 +288,29 @@ impl Work<'_> {
 
     /// # Safety
     /// The image must be readable.
-    unsafe fn pad(&mut self, padding: Padding, fill: &[f32], mode: Margin) {
+    unsafe fn pad(&mut self, padding: Padding, fill: &[f32], mode: Margin) -> Result<()> {
         // SAFETY: by the caller's promise.
-        unsafe { self.unchain() };
+        unsafe { self.unchain()? };
         let [left, top, right, bottom] = padding.map(|side| side as usize);
         let view = self.view;
         let (height, width) = (view.height + top + bottom, view.width + left + right);
         let bytes = view.channels * height * width * view.item;
         let Scratch { buffers, rows, .. } = &mut *self.scratch;
         let level = rows.level;
-        let (row, _, _) = rows.lines(view.channels * view.width * view.item);
-        let to = buffers[self.free].bytes(bytes);
+        let (row, _, _) = rows.lines(view.channels * view.width * view.item)?;
+        let to = buffers[self.free].bytes(bytes)?;
         // SAFETY: as above.
         unsafe { pad(&view, padding, fill, mode, to, row, level) };
         let made = View::planar(to.as_ptr(), view.item, view.channels, height, width);
         self.take(made);
+        Ok(())
     }
 
     /// # Safety
     /// The image must be readable.
-    unsafe fn resize(&mut self, to: (u32, u32), how: (Filter, bool)) {
+    unsafe fn resize(&mut self, to: (u32, u32), how: (Filter, bool)) -> Result<()> {
         // SAFETY: by the caller's promise.
-        unsafe { self.unchain() };
+        unsafe { self.unchain()? };
         // Resized and then mirrored is the same as mirrored and then resized.
         let (mirrored, upside_down) = (self.view.pixel < 0, self.view.row < 0);
         if mirrored {
@@ -294,9 +321,9 @@ impl Work<'_> {
         }
         let (view, size) = (self.view, (to.0 as usize, to.1 as usize));
         let Scratch { buffers, resizer, rows } = &mut *self.scratch;
-        let to = buffers[self.free].bytes(view.channels * size.0 * size.1 * view.item);
+        let to = buffers[self.free].bytes(view.channels * size.0 * size.1 * view.item)?;
         // SAFETY: by the caller's promise.
-        let made = unsafe { resizer.resize(&view, size, how, to, rows.level) };
+        let made = unsafe { resizer.resize(&view, size, how, to, rows.level)? };
         self.take(made);
         if mirrored || upside_down {
             self.whole = None;
@@ -307,6 +334,7 @@ impl Work<'_> {
         if upside_down {
             self.view = self.view.upside_down();
         }
+        Ok(())
     }
 
     /// The view is now of the buffer that was free, all of it.
@@ -320,25 +348,26 @@ impl Work<'_> {
     ///
     /// # Safety
     /// The image must be readable.
-    unsafe fn unchain(&mut self) {
-        if !self.chain.is_empty() {
-            // SAFETY: by the caller's promise.
-            unsafe { self.settle() };
+    unsafe fn unchain(&mut self) -> Result<()> {
+        if self.chain.is_empty() {
+            return Ok(());
         }
+        // SAFETY: by the caller's promise.
+        unsafe { self.settle() }
     }
 
     /// Does all that waits, into the buffer that is free, plane by plane.
     ///
     /// # Safety
     /// The image must be readable.
-    unsafe fn settle(&mut self) {
+    unsafe fn settle(&mut self) -> Result<()> {
         let dtype = if self.dtype.is_float() { DType::Float32 } else { DType::UInt8 };
         let view = self.view;
         let Scratch { buffers, rows, .. } = &mut *self.scratch;
-        let to = buffers[self.free].bytes(view.values() * dtype.bytes()).as_mut_ptr();
+        let to = buffers[self.free].bytes(view.values() * dtype.bytes())?.as_mut_ptr();
         let target = Target { to, dtype, pixels: false };
         // SAFETY: by the caller's promise; the buffer has room, and is not the one that is read.
-        unsafe { finish(&view, &self.chain, &self.erased, target, rows) };
+        unsafe { finish(&view, &self.chain, &self.erased, target, rows)? };
         let made = View::planar(to, dtype.bytes(), view.channels, view.height, view.width);
         self.chain.clear();
         self.erased.clear();
@@ -347,29 +376,30 @@ impl Work<'_> {
             self.chain.push(Point::To { dtype: self.dtype, scale: false });
         }
         self.take(made);
+        Ok(())
     }
 
     /// All values, in a buffer of ours, plane by plane, and how many a plane has.
     ///
     /// # Safety
     /// The image must be readable.
-    unsafe fn planes(&mut self) -> (Planes<'_>, usize) {
+    unsafe fn planes(&mut self) -> Result<(Planes<'_>, usize)> {
         // SAFETY: by the caller's promise.
-        unsafe { self.unchain() };
+        unsafe { self.unchain()? };
         let which = match self.whole {
             Some(which) => which,
             None => {
                 // SAFETY: as above.
-                unsafe { self.settle() };
+                unsafe { self.settle()? };
                 1 - self.free
             }
         };
         let len = self.view.height * self.view.width;
         let buffer = &mut self.scratch.buffers[which];
         let planes = match self.view.is_float() {
-            true => Planes::Floats(buffer.floats(self.view.values())),
-            false => Planes::Bytes(buffer.bytes(self.view.values())),
+            true => Planes::Floats(buffer.floats(self.view.values())?),
+            false => Planes::Bytes(buffer.bytes(self.view.values())?),
         };
-        (planes, len)
+        Ok((planes, len))
     }
 }

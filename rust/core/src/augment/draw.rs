@@ -152,8 +152,8 @@ fn one(step: &Step, state: State, note: &mut Option<Note>, place: u64) -> Result
                 ));
             }
             if margins != [0; 4] {
+                state.of_sides(high, wide)?;
                 add(pad(step, &state, margins, (fill, *mask_fill), *padding_mode)?);
-                State { height: high as u32, width: wide as u32, ..state }.within_limits()?;
             }
             let mut place = |side: u64, need: u32| {
                 draws.as_mut().map_or(0, |d| d.below(side - u64::from(need) + 1))
@@ -185,15 +185,14 @@ fn one(step: &Step, state: State, note: &mut Option<Note>, place: u64) -> Result
         }
         Step::Pad { padding, fill, mask_fill, padding_mode } => {
             let (high, wide) = padded(&state, *padding);
-            let most = u64::from(super::image::LARGEST_SIDE);
-            (then.height, then.width) = (high.min(most + 1) as u32, wide.min(most + 1) as u32);
-            then = then.within_limits()?;
+            then = state.of_sides(high, wide)?;
             if *padding != [0; 4] {
                 add(pad(step, &state, *padding, (fill, *mask_fill), *padding_mode)?);
             }
         }
         Step::Resize { size, max_size, filter, antialias } => {
-            (then.height, then.width) = resized(&state, size, *max_size);
+            let (high, wide) = resized(&state, size, *max_size);
+            then = state.of_sides(high, wide)?;
             if then.height == 0 || then.width == 0 {
                 return Err(step.refuse(
                     Kind::Argument,

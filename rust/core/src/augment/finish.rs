@@ -7,6 +7,7 @@ use super::kernels::{self, Level};
 use super::numbers::normal_at;
 use super::points::{Point, Recipe, of_channel, rounded, through};
 use super::view::View;
+use crate::error::Result;
 use half::slice::HalfFloatSliceExt;
 use std::sync::Arc;
 
@@ -66,7 +67,7 @@ pub(super) unsafe fn finish(
     erased: &[Erased],
     target: Target,
     rows: &mut Rows,
-) {
+) -> Result<()> {
     let pixels = target.pixels && view.channels > 1;
     let (lines, per_line) = if pixels {
         (view.height, view.width * view.channels)
@@ -79,26 +80,27 @@ pub(super) unsafe fn finish(
         match target.dtype {
             DType::UInt8 => {
                 let to = std::slice::from_raw_parts_mut(to, len);
-                fill(view, chain, to, pixels, rows, DType::UInt8);
+                fill(view, chain, to, pixels, rows, DType::UInt8)?;
                 erase(view, chain, erased, to, pixels, |value| value as i64 as u8);
             }
             DType::Float32 => {
                 let to = std::slice::from_raw_parts_mut(to.cast::<f32>(), len);
-                fill(view, chain, to, pixels, rows, DType::Float32);
+                fill(view, chain, to, pixels, rows, DType::Float32)?;
                 erase(view, chain, erased, to, pixels, |value| value);
             }
             DType::BFloat16 => {
                 let to = std::slice::from_raw_parts_mut(to.cast::<half::bf16>(), len);
-                fill(view, chain, to, pixels, rows, DType::BFloat16);
+                fill(view, chain, to, pixels, rows, DType::BFloat16)?;
                 erase(view, chain, erased, to, pixels, half::bf16::from_f32);
             }
             DType::Float16 => {
                 let to = std::slice::from_raw_parts_mut(to.cast::<half::f16>(), len);
-                fill(view, chain, to, pixels, rows, DType::Float16);
+                fill(view, chain, to, pixels, rows, DType::Float16)?;
                 erase(view, chain, erased, to, pixels, half::f16::from_f32);
             }
         }
     }
+    Ok(())
 }
 
 /// A type of values that rows are written in.
@@ -184,28 +186,26 @@ unsafe fn fill<V: Value>(
     pixels: bool,
     rows: &mut Rows,
     dtype: DType,
-) {
+) -> Result<()> {
     let (channels, height, width) = (view.channels, view.height, view.width);
     if view.is_float() {
         // SAFETY: by the caller's promise.
-        unsafe { fill_from_numbers(view, chain, to, pixels, rows) };
-        return;
+        return unsafe { fill_from_numbers(view, chain, to, pixels, rows) };
     }
     let level = rows.level;
     let recipe = rows.kept.recipe(chain, channels, dtype, level);
-    let (bytes, spare, numbers) = rows.lines(channels * width);
+    let (bytes, spare, numbers) = rows.lines(channels * width)?;
     let write =
         |which: Option<usize>, from: &[u8], to: &mut [V], numbers: &mut [f32]| match &*recipe {
             Recipe::Same => V::same(from, to),
-            Recipe::Lines { rows, pixels } => {
-                V::by_lines(
-                    level,
-                    from,
-                    which.map_or(pixels, |channel| &rows[channel]),
-                    to,
-                    numbers,
-                );
-            }
+            Recipe::Lines { rows, pixels, at_once } => match which {
+                Some(channel) => V::by_lines(level, from, &rows[channel], to, numbers),
+                None => {
+                    for (from, to) in from.chunks(*at_once).zip(to.chunks_mut(*at_once)) {
+                        V::by_lines(level, from, pixels, to, numbers);
+                    }
+                }
+            },
             Recipe::Table(table) => match which {
                 Some(channel) => {
                     let (table, _) = table[channel * 256..].as_chunks::<256>();
@@ -255,6 +255,7 @@ unsafe fn fill<V: Value>(
             }
         }
     }
+    Ok(())
 }
 
 /// # Safety
@@ -265,10 +266,10 @@ unsafe fn fill_from_numbers<V: Value>(
     to: &mut [V],
     pixels: bool,
     rows: &mut Rows,
-) {
+) -> Result<()> {
     let (channels, height, width) = (view.channels, view.height, view.width);
     let level = rows.level;
-    let (bytes, _, numbers) = rows.lines(channels * width * 4);
+    let (bytes, _, numbers) = rows.lines(channels * width * 4)?;
     for y in 0..height {
         // SAFETY: by the caller's promise.
         unsafe { view.copy_row(y, bytes, level) };
@@ -293,6 +294,7 @@ unsafe fn fill_from_numbers<V: Value>(
             }
         }
     }
+    Ok(())
 }
 
 /// The same as `through` for a line of float32, faster where all of it is float32.

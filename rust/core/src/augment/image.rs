@@ -59,6 +59,26 @@ pub(super) enum Form {
     Array,
 }
 
+/// What holds an image in a sample: torchvision's arguments may say another thing for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Holder {
+    /// torchvision's own kind of tensor.
+    Image,
+    /// Any other.
+    Tensor,
+    /// An image of PIL.
+    Pil,
+    /// An array of numpy.
+    Array,
+}
+
+impl Holder {
+    pub(super) fn all() -> Vec<Self> {
+        vec![Self::Image, Self::Tensor, Self::Pil, Self::Array]
+    }
+}
+
 /// The size and kind of an image before its augmentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
@@ -102,9 +122,9 @@ pub struct Output {
 }
 
 /// The most that a side may have: beyond it sums of pixels would not fit their types.
-pub(super) const LARGEST_SIDE: u32 = 1 << 20;
+const LARGEST_SIDE: u32 = 1 << 20;
 /// The most values that an image may have.
-pub(super) const LARGEST: u64 = 1 << 34;
+const LARGEST: u64 = 1 << 34;
 
 /// An image as a step finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,11 +164,19 @@ impl State {
         Self { channels, height, width, dtype, form }.within_limits()
     }
 
+    /// The same with these sides, if they can be worked with.
+    pub fn of_sides(self, height: u64, width: u64) -> Result<Self> {
+        let side = |side: u64| u32::try_from(side).unwrap_or(u32::MAX);
+        Self { height: side(height), width: side(width), ..self }.within_limits()
+    }
+
     /// The same, if it is of a size that can be worked with.
     pub fn within_limits(self) -> Result<Self> {
         let Self { channels, height, width, .. } = self;
-        let values = u64::from(channels) * u64::from(height) * u64::from(width);
-        if height > LARGEST_SIDE || width > LARGEST_SIDE || values > LARGEST || channels > 1 << 16 {
+        // Sides that are too large have a product that is no number.
+        let sides = height <= LARGEST_SIDE && width <= LARGEST_SIDE && channels <= 1 << 16;
+        let values = || u64::from(channels) * u64::from(height) * u64::from(width);
+        if !sides || values() > LARGEST {
             return Err(Error::new(
                 Kind::Argument,
                 format!("an image of [{channels}, {height}, {width}] is too large"),

@@ -43,6 +43,6 @@ mod weights;
 
 pub use apply::Scratch;
 pub use draw::Drawn;
-pub use image::{Image, Output, Shape};
+pub use image::{Holder, Image, Output, Shape};
 pub use numbers::Number;
 pub use pipeline::Pipeline;

@@ -3,7 +3,7 @@
 
 use super::apply::{Scratch, apply};
 use super::draw::{Drawn, draw, output_of};
-use super::image::{DType, Form, Image, Output, Shape, State};
+use super::image::{DType, Form, Holder, Image, Output, Shape, State};
 use super::numbers::Number;
 use super::steps::Description;
 use crate::error::{Error, Kind, Result};
@@ -20,6 +20,11 @@ impl Pipeline {
     /// From the description that Python's `fuse` writes. Errors name the step and what to do.
     pub fn parse(description: &str) -> Result<Self> {
         Ok(Self { description: Description::parse(description)? })
+    }
+
+    /// Whether this is what the steps do to images that are held so.
+    pub fn takes(&self, holder: Holder) -> bool {
+        self.description.takes.contains(&holder)
     }
 
     /// What an image of this kind becomes; an error if that is not one size and type for all rows.

@@ -7,6 +7,7 @@
 use super::draw::Op;
 use super::image::DType;
 use super::kernels::{Lines, TURN, to_bfloat16};
+use crate::fault::{Fault, active};
 use std::sync::Arc;
 
 /// A step of a chain.
@@ -81,8 +82,8 @@ pub(super) fn through(
 pub(super) enum Recipe {
     /// They stay.
     Same,
-    /// For each channel; and for the channels of pixels in turn.
-    Lines { rows: Vec<Lines>, pixels: Box<Lines> },
+    /// For each channel; and for the channels of pixels in turn, `at_once` values from the first on.
+    Lines { rows: Vec<Lines>, pixels: Box<Lines>, at_once: usize },
     /// 256 of each channel.
     Table(Vec<f32>),
 }
@@ -100,7 +101,7 @@ impl Recipe {
                 table.push(rounded(value, to));
             }
         }
-        if !fuses || to == DType::UInt8 {
+        if !fuses || to == DType::UInt8 || channels > TURN {
             return Recipe::Table(table);
         }
         let lines: Vec<(f32, f32)> = (0..channels).map(|channel| line(chain, channel)).collect();
@@ -123,7 +124,11 @@ impl Recipe {
             made
         };
         let rows = (0..channels).map(|channel| turn(&|_| channel)).collect();
-        Recipe::Lines { rows, pixels: Box::new(turn(&|place| place % channels)) }
+        let pixels = Box::new(turn(&|place| place % channels));
+        // Behind the last whole pixel of a turn the next one would begin with another channel.
+        let divides = TURN.is_multiple_of(channels) || active(Fault::TurnOver);
+        let at_once = if divides { usize::MAX } else { TURN - TURN % channels };
+        Recipe::Lines { rows, pixels, at_once }
     }
 }
 

@@ -7,6 +7,7 @@ use super::passes::{across_bytes, across_numbers, along_bytes, along_numbers};
 use super::steps::Filter;
 use super::view::View;
 use super::weights::{Sides, Weights};
+use crate::error::Result;
 
 /// What is used again from image to image.
 #[derive(Default)]
@@ -20,6 +21,11 @@ pub(super) struct Resizer {
 }
 
 impl Resizer {
+    /// What its lines take of memory.
+    pub fn capacity(&self) -> usize {
+        self.row.capacity() + self.between.capacity()
+    }
+
     /// Writes the view in another size, plane by plane: a view of `to`.
     ///
     /// # Safety
@@ -31,7 +37,7 @@ impl Resizer {
         (filter, antialias): (Filter, bool),
         to: &mut [u8],
         level: Level,
-    ) -> View {
+    ) -> Result<View> {
         let bytes = !view.is_float();
         let sides = |from, to| Sides { from, to, filter, antialias };
         self.along.become_for(sides(view.width, width), bytes);
@@ -40,20 +46,26 @@ impl Resizer {
         // SAFETY: by the caller's promise.
         unsafe {
             match bytes {
-                true => self.bytes(view, &made, to, level),
-                false => self.numbers(view, &made, to, level),
+                true => self.bytes(view, &made, to, level)?,
+                false => self.numbers(view, &made, to, level)?,
             }
         }
-        made
+        Ok(made)
     }
 
     /// # Safety
     /// As above.
-    unsafe fn bytes(&mut self, view: &View, made: &View, to: &mut [u8], level: Level) {
+    unsafe fn bytes(
+        &mut self,
+        view: &View,
+        made: &View,
+        to: &mut [u8],
+        level: Level,
+    ) -> Result<()> {
         let Self { along, across, row, between } = self;
         let (rows, room) = (across.reach(), along.room());
-        let between = between.bytes(view.channels * rows.len() * room);
-        let row = row.bytes(view.channels * view.width);
+        let between = between.bytes(view.channels * rows.len() * room)?;
+        let row = row.bytes(view.channels * view.width)?;
         for (at, y) in rows.clone().enumerate() {
             if !view.has_plain_rows() {
                 // SAFETY: by the caller's promise.
@@ -74,24 +86,31 @@ impl Resizer {
             let at = line / made.height * rows.len() + first - rows.start;
             across_bytes(level, &between[at * room..], room, weights, across.precision, to);
         }
+        Ok(())
     }
 
     /// # Safety
     /// As above.
-    unsafe fn numbers(&mut self, view: &View, made: &View, to: &mut [u8], level: Level) {
+    unsafe fn numbers(
+        &mut self,
+        view: &View,
+        made: &View,
+        to: &mut [u8],
+        level: Level,
+    ) -> Result<()> {
         let Self { along, across, row, between } = self;
         let (rows, room) = (across.reach(), along.room());
-        let between = between.floats(view.channels * rows.len() * room);
+        let between = between.floats(view.channels * rows.len() * room)?;
         for (at, y) in rows.clone().enumerate() {
             // SAFETY: by the caller's promise.
-            unsafe { view.copy_row(y, row.bytes(view.channels * view.width * 4), level) };
-            let row = row.floats(view.channels * view.width);
+            unsafe { view.copy_row(y, row.bytes(view.channels * view.width * 4)?, level) };
+            let row = row.floats(view.channels * view.width)?;
             for (channel, from) in row.chunks_exact(view.width).enumerate() {
                 let to = &mut between[(channel * rows.len() + at) * room..][..room];
                 along_numbers(level, from, &along.starts, &along.numbers, along.taps, to);
             }
         }
-        let row = row.floats(made.width);
+        let row = row.floats(made.width)?;
         for (line, to) in to.chunks_exact_mut(4 * made.width).take(made.lines()).enumerate() {
             let (first, weights) = across.seen(&across.numbers, line % made.height);
             let at = line / made.height * rows.len() + first - rows.start;
@@ -99,5 +118,6 @@ impl Resizer {
             let (to, _) = to.as_chunks_mut::<4>();
             to.iter_mut().zip(&*row).for_each(|(to, value)| *to = value.to_ne_bytes());
         }
+        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! What Python describes, checked.
 
-use super::image::{DType, State};
+use super::image::{DType, Holder, State};
 use crate::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
@@ -123,6 +123,9 @@ pub(super) enum Step {
 #[serde(deny_unknown_fields)]
 pub(super) struct Description {
     pub steps: Vec<Step>,
+    /// Of which images this is true.
+    #[serde(default = "Holder::all")]
+    pub takes: Vec<Holder>,
     /// The type of what comes out, if the steps' own is another.
     pub dtype: Option<DType>,
     pub channels_last: bool,
@@ -301,16 +304,17 @@ impl Step {
 }
 
 /// The sides that Resize gives an image.
-pub(super) fn resized(state: &State, size: &[u32], max_size: Option<u32>) -> (u32, u32) {
-    let (height, width) = (state.height, state.width);
+pub(super) fn resized(state: &State, size: &[u32], max_size: Option<u32>) -> (u64, u64) {
+    let (height, width) = (u64::from(state.height), u64::from(state.width));
     if let [high, wide] = size {
-        return (*high, *wide);
+        return (u64::from(*high), u64::from(*wide));
     }
     let (short, long) = (height.min(width), height.max(width));
-    let scaled =
-        |side: u32, to: u32, of: u32| (u64::from(side) * u64::from(to) / u64::from(of)) as u32;
-    let (new_short, new_long) = match (size.first(), max_size) {
-        (Some(&size), most) => {
+    // Both below 2^32, or sizes below 2^20 times such: no product is too large.
+    let scaled = |side: u64, to: u64, of: u64| side * to / of;
+    let (size, most) = (size.first().map(|&size| u64::from(size)), max_size.map(u64::from));
+    let (new_short, new_long) = match (size, most) {
+        (Some(size), most) => {
             let long = scaled(long, size, short);
             match most {
                 Some(most) if long > most => (scaled(most, size, long), most),

@@ -258,6 +258,85 @@ fn channels_last_is_the_same_values_in_another_order() {
 }
 
 #[test]
+fn pixels_of_any_number_of_channels_have_the_means_of_their_channels() {
+    for channels in (1_u32..20).chain([47, 48, 49, 60]) {
+        let numbers = |from: f64| -> Vec<f64> {
+            (0..channels).map(|channel| from + f64::from(channel) / 8.0).collect()
+        };
+        let (mean, std) = (numbers(0.1), numbers(1.0));
+        let means = format!(r#"{{"step": "Normalize", "mean": {mean:?}, "std": {std:?}}}"#);
+        for dtype in ["null", r#""bfloat16""#, r#""float16""#] {
+            let made = |last: bool| {
+                let more = format!(r#""dtype": {dtype}, "channels_last": {last}"#);
+                let pipeline = described(&[&crop(11), FLIP, FLOAT, &means], &more).unwrap();
+                let image = shape(channels, 13, 17);
+                let output = pipeline.output(&image).unwrap();
+                (best(&pipeline, &image, &bytes_of(&image), 5), output)
+            };
+            let ((planes, output), (pixels, _)) = (made(false), made(true));
+            let (channels, item) = (channels as usize, output.bytes / (channels as usize * 121));
+            let values = planes.chunks_exact(item).enumerate();
+            for (place, value) in values {
+                let at = (place % 121 * channels + place / 121) * item;
+                assert_eq!(&pixels[at..at + item], value, "{channels} {dtype} {place}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sides_that_do_not_fit_their_numbers_are_too_large() {
+    let wide = shape(1, 1, 1 << 20);
+    let resize = |size: u32| {
+        format!(
+            r#"{{"step": "Resize", "size": [{size}], "max_size": null, "filter": "bilinear",
+                "antialias": true}}"#
+        )
+    };
+    let padded = |side: u32| {
+        format!(
+            r#"{{"step": "RandomCrop", "size": [4, 4], "padding": [{side}, {side}, {side}, {side}],
+                "pad_if_needed": false, "fill": [0], "mask_fill": 0, "padding_mode": "constant"}}"#
+        )
+    };
+    for step in [resize(4097), resize(u32::MAX), padded(1 << 31), padded(u32::MAX)] {
+        let pipeline = described(&[&step], "").unwrap();
+        for image in [wide, shape(1, 1 << 20, 1)] {
+            let error = pipeline.output(&image).unwrap_err();
+            assert!(error.message().contains("too large"), "{step}: {error}");
+            assert!(pipeline.draw(number(1), &image).is_err());
+        }
+    }
+    let error = described(&[&padded(1 << 31)], "").unwrap().output(&shape(3, 8, 8)).unwrap_err();
+    assert!(error.message().contains("too large"), "{error}");
+}
+
+#[test]
+fn the_room_of_a_large_image_is_given_back() {
+    let small = described(&[&crop(4), FLOAT], "").unwrap();
+    let pad = r#"{"step": "Pad", "padding": [2000, 2000, 2000, 2000], "fill": [9], "mask_fill": null,
+                  "padding_mode": "edge"}"#;
+    let large = described(&[FLOAT, pad, &crop(4)], "").unwrap();
+    let image = shape(1, 9, 9);
+    let bytes = bytes_of(&image);
+    let after = |pipeline: &Pipeline| {
+        let drawn = pipeline.draw(number(1), &image).unwrap();
+        let mut row = [0.0_f32; 16];
+        let of = Image { data: bytes.as_ptr(), shape: image };
+        let within = Scratch::here(|scratch| {
+            // SAFETY: the image, and room for the row.
+            unsafe { pipeline.apply(&drawn, of, row.as_mut_ptr().cast(), scratch) }.unwrap();
+            scratch.capacity()
+        });
+        (within, Scratch::here(|scratch| scratch.capacity()))
+    };
+    let (within, kept) = after(&small);
+    assert!(0 < kept && kept == within);
+    let (within, kept) = after(&large);
+    assert!(within > 4 * 4009 * 4009 && kept == 0, "{within} {kept}");
+}
+
+#[test]
 fn what_was_erased_moves_with_the_image() {
     let erase = r#"{"step": "RandomErasing", "p": 1.0, "scale": [0.2, 0.2], "ratio": [1.0, 1.0],
                     "value": [200]}"#;

@@ -5,7 +5,8 @@
 //! batch here: whoever makes the samples one by one says what is wrong with which.
 #![allow(unsafe_code)] // rows are memory of others
 
-use crate::augment::{Image, Number, Output, Pipeline, Scratch, Shape};
+use crate::augment::{Holder, Image, Number, Output, Pipeline, Scratch, Shape};
+use crate::fault::{Fault, active};
 use crate::records::schema::kinds::torch;
 use crate::records::schema::{Class, Kind, Schema};
 use std::sync::Arc;
@@ -73,7 +74,10 @@ impl std::fmt::Debug for Images {
 impl Images {
     /// `None` if there is none in such samples, or one that is for somebody else.
     pub(super) fn of(schema: &Schema, fused: &Fused) -> Option<Self> {
-        let parts = parts_of(schema)?;
+        let (parts, holders): (Vec<_>, Vec<_>) = parts_of(schema)?.into_iter().unzip();
+        if !holders.into_iter().all(|holder| fused.pipeline.takes(holder)) {
+            return None;
+        }
         Some(Self {
             fused: Fused { numbers: Vec::new(), ..fused.clone() },
             parts,
@@ -126,7 +130,9 @@ impl Images {
         scratch: &mut Scratch,
     ) -> bool {
         let Fused { pipeline, seed, epoch, .. } = &self.fused;
-        let number = Number { seed: *seed, epoch: *epoch, index: self.numbers[row] };
+        // Of the sample, wherever in the batch it is.
+        let index = if active(Fault::NumberByRow) { row as u64 } else { self.numbers[row] };
+        let number = Number { seed: *seed, epoch: *epoch, index };
         let shape = self.shapes[row * self.parts.len() + part];
         let Ok(drawn) = pipeline.draw(number, &shape) else { return false };
         // SAFETY: by the caller's promise; the row was added with this shape.
@@ -162,17 +168,17 @@ fn has_size_of(one: &Shape, other: &Shape) -> bool {
 }
 
 /// The parts of such samples that are images; `None` if there is none, or one that is not known here.
-fn parts_of(schema: &Schema) -> Option<Vec<Part>> {
+fn parts_of(schema: &Schema) -> Option<Vec<(Part, Holder)>> {
     let (mut images, mut first_tensor, mut first_array) = (Vec::new(), None, None);
     let mut inside = None; // of an object: its first part is no tensor of its own
     for (at, node) in schema.nodes.iter().enumerate().filter(|(_, node)| !node.apart) {
         match node.kind {
-            Kind::Image => images.push(pil(schema, at)?),
+            Kind::Image => images.push((pil(schema, at)?, Holder::Pil)),
             Kind::Object => {
                 let class = &schema.classes[node.entry as usize];
                 match is_of_torchvision(schema, class) {
                     true if schema.text(class.qualified) == b"Image" => {
-                        images.push(tensor(schema, at + 1)?);
+                        images.push((tensor(schema, at + 1)?, Holder::Image));
                     }
                     true => return None,
                     // To torchvision it is a tensor as any other, and stays what it is.
@@ -181,9 +187,13 @@ fn parts_of(schema: &Schema) -> Option<Vec<Part>> {
                 inside = Some(at + 1);
             }
             Kind::Tensor if inside != Some(at) => {
-                first_tensor = first_tensor.or_else(|| Some(tensor(schema, at)));
+                let part = tensor(schema, at).map(|part| (part, Holder::Tensor));
+                first_tensor = first_tensor.or(Some(part));
             }
-            Kind::Array => first_array = first_array.or_else(|| Some(array(schema, at))),
+            Kind::Array => {
+                let part = array(schema, at).map(|part| (part, Holder::Array));
+                first_array = first_array.or(Some(part));
+            }
             _ => {}
         }
     }

@@ -664,6 +664,19 @@ fn images_that_become_of_several_sizes_are_no_batch() {
 
 #[test]
 #[cfg_attr(miri, ignore = "a segment is a file")]
+fn images_that_the_steps_are_not_true_for_are_no_batch() {
+    for (takes, wanted) in [("[\"image\", \"pil\"]", true), ("[\"image\", \"tensor\"]", false)] {
+        let text = format!(
+            r#"{{"steps": [{CROP}], "takes": {takes}, "dtype": null, "channels_last": false}}"#
+        );
+        let pipeline = Arc::new(Pipeline::parse(&text).unwrap());
+        let made = photographs(&[0, 3], Fused { pipeline, ..fused(CROP) });
+        assert_eq!(made.is_some(), wanted, "{takes}");
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
 fn random_numbers_follow_from_the_sample_or_from_the_number_that_was_given() {
     let flip = r#"{"step": "ToImage"}, {"step": "CenterCrop", "size": [2, 2]},
         {"step": "RandomHorizontalFlip", "p": 0.5}"#;
