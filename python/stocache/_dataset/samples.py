@@ -327,8 +327,8 @@ class Samples:
             telling.of_whole_batches(self.records, self.source, found.why)
             all_of_it = found.indices == places
             raise _Given(found.batch if all_of_it else self._whole_batch(indices)) from None
-        found = zip(missing, loaded, strict=True)
-        return {k: sample for k, sample in found if sample is not _TAKEN}
+        made = zip(missing, loaded, strict=True)
+        return {k: sample for k, sample in made if sample is not _TAKEN}
 
     def _filled_up(self, places: list[int], loaded: dict[int, Any], to_edit: bool) -> list[Any]:
         rest = [k for k in range(len(places)) if k not in loaded]
