@@ -131,9 +131,12 @@ PyObject* leave(PyObject* self, PyObject*) {
 
 PyMethodDef methods[] = {
     {"fetch", fetch, METH_O, nullptr},
-    {"to_load", to_load, METH_NOARGS, nullptr}, {"get", get, METH_VARARGS, nullptr},
-    {"put", put, METH_VARARGS, nullptr},        {"__enter__", enter, METH_NOARGS, nullptr},
-    {"__exit__", leave, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr},
+    {"to_load", to_load, METH_NOARGS, nullptr},
+    {"get", get, METH_VARARGS, nullptr},
+    {"put", put, METH_VARARGS, nullptr},
+    {"__enter__", enter, METH_NOARGS, nullptr},
+    {"__exit__", leave, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
 };
 
 void dealloc(PyObject* self) {
