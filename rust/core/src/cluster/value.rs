@@ -146,7 +146,7 @@ mod tests {
         );
     }
 
-    const GOLDEN: &str = "c6a9080fa053aa61ee311be514b903880ebabd67e857e4bcc962f34988dde43b";
+    const GOLDEN: &str = "a810e83f7b41da052ba5f0418e8e7f2a9d829f19ca8916f6451f034d89c30a19";
 
     fn is_ours(secret: &Secret, front: &Front, name: &[u8], schema: &[u8], record: &[u8]) -> bool {
         let len = tagged(record.len(), schema.len(), name.len());
