@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -338,16 +337,8 @@ class CachedDataset(Dataset[Sample]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         made = "_stocache" in vars(self)
-        if made and not name.startswith("__") and name not in _OURS and name not in vars(self):
-            plain, known = type(self) is CachedDataset, hasattr(self.dataset, name)
-            # What a subclass calls its own is its own, and so is what it keeps private.
-            own = not plain and (name.startswith("_") or hasattr(type(self), name))
-            if get_worker_info() is not None and not own and (plain or known):
-                # A worker_init_fn means the dataset of this worker.
-                with contextlib.suppress(AttributeError):
-                    return setattr(self.dataset, name, value)
-            elif plain and known:
-                raise attributes.refuse_attribute(self.dataset, name)
+        if made and attributes.set_on_dataset(self, _OURS, name, value):
+            return
         if made and name == "dataset" and value is not self.dataset:
             if get_worker_info() is None:
                 object.__setattr__(self, "_stocache", self._stocache.with_source(value))

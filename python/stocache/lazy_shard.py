@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from stocache import _C
 from stocache._dataset.apart import apart, in_workers
-from stocache._dataset.attributes import check_forwarded, defines_items_anew
+from stocache._dataset.attributes import check_forwarded, defines_items_anew, set_on_dataset
 from stocache._dataset.augmenting import Numbering
 from stocache._dataset.batches import Loads
 from stocache._dataset.stats import CachedDatasetStats
@@ -34,6 +34,7 @@ from stocache.sizes import parse_size, show_bytes
 
 _MODES = ("rank", "node", "disk")
 _WORD = (1 << 64) - 1
+_OURS = frozenset(("dataset", "transform", "_stocache"))
 # Who asks for these means the cache: the dataset may be a list, or a CachedDataset, and have such.
 _OF_THE_STORE = frozenset(("batches", "clear", "is_complete", "prefetch", "until_random", "verify"))
 
@@ -139,14 +140,10 @@ class LazyShardDataset(Dataset[Any]):
             _check_alone(terms, share, memory_size, disk_size)
         self.dataset = dataset
         self.rank = me
-        self._terms, self._share = terms, share
-        self._visits: Visits | None = None  # those of the last epoch that was asked for
-        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         memory = nodes[me.node].memory
         deal = Deal(terms.samples, terms.chunk, terms.seed, terms.shuffle)
         shard = shard_of(dataset, deal, share.start, share.length)
-        options.update(self._sharing(fingerprint, options, disk_size is not None))
+        options.update(self._sharing(terms, fingerprint, options, disk_size is not None))
         if mode == "disk":
             options["shared"] = False
         if options.get("shared") is False:
@@ -154,17 +151,20 @@ class LazyShardDataset(Dataset[Any]):
         if disk_size is not None:
             keys = Keys(shard.keys())
             options.update(disk=nodes[me.node].disk, disk_path=path, key=keys)
-        self._store = _Store(shard, memory, transform=transform, verbose=False, **options)
+        store = _Store(shard, memory, transform=transform, verbose=False, **options)
+        self._stocache = _Parts(terms, share, store)
         _C.count_for(me.local)
         if verbose and me.local == 0:
             self._tell()
 
-    def _sharing(self, mark: str, options: dict[str, Any], on_disk: bool) -> dict[str, Any]:
+    def _sharing(
+        self, terms: Terms, mark: str, options: dict[str, Any], on_disk: bool
+    ) -> dict[str, Any]:
         """By which fingerprint the samples of this dataset are known, and who shares them."""
         if mark != "auto":
             # The user's word says nothing of which dataset it is, nor does the shard's type.
             kind = type(self.dataset)
-            which = f"{kind.__module__}.{kind.__qualname__} {self._terms.samples}"
+            which = f"{kind.__module__}.{kind.__qualname__} {terms.samples}"
             return {"fingerprint": f"{mark} {which}"}
         alone = find_job() is None or options.get("shared") is False
         if alone and not on_disk and options.get("name") is None:
@@ -179,7 +179,8 @@ class LazyShardDataset(Dataset[Any]):
         return {"fingerprint": f"{found.text} {os.getcwd()}"}
 
     def _tell(self) -> None:
-        share, stats, rank, samples = self._share, self.stats(), self.rank, self._terms.samples
+        share, stats, rank = self._stocache.share, self.stats(), self.rank
+        samples = self._stocache.terms.samples
         nodes = len(rank.ranks_on)
         keeps = f"{show_bytes(stats.data_bytes)} of memory"
         there = ""
@@ -198,7 +199,7 @@ class LazyShardDataset(Dataset[Any]):
     # Samples
 
     def __len__(self) -> int:
-        return self._share.visits
+        return self._stocache.share.visits
 
     def __getitem__(self, index: Any) -> Any:
         """A sample; a list of them for a slice or a list of indices."""
@@ -208,17 +209,17 @@ class LazyShardDataset(Dataset[Any]):
             chosen = index if isinstance(index, (list, range)) else index.tolist()
             if any(isinstance(each, bool) for each in chosen):
                 raise TypeError("a list of bool cannot choose samples; use their indices")
-            return self._store[self._positions(chosen)]
-        return self._store[self.visits().position(self._inside(index))]
+            return self._stocache.store[self._positions(chosen)]
+        return self._stocache.store[self.visits().position(self._inside(index))]
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """The samples of a batch. A DataLoader calls this."""
         if defines_items_anew(type(self)):
             return [self[index] for index in indices]
-        return self._store.__getitems__(self._positions(indices))
+        return self._stocache.store.__getitems__(self._positions(indices))
 
     def _inside(self, index: Any) -> int:
-        number, visits = operator.index(index), self._share.visits
+        number, visits = operator.index(index), self._stocache.share.visits
         if not -visits <= number < visits:
             raise IndexError(f"index {number} of {visits} samples of this rank")
         return number + visits if number < 0 else number
@@ -234,24 +235,24 @@ class LazyShardDataset(Dataset[Any]):
 
     def visits(self) -> Visits:
         """Which positions of the store this rank visits, in this epoch and in which order."""
-        epoch = self.epoch
-        if self._visits is None or self._visits.epoch != epoch:
-            share, terms = self._share, self._terms
-            self._visits = Visits(
+        epoch, ours = self.epoch, self._stocache
+        if ours.visits is None or ours.visits.epoch != epoch:
+            share, terms = ours.share, ours.terms
+            ours.visits = Visits(
                 share.first, share.held, share.holder, share.step, share.offset, share.visits,
                 terms.seed, epoch, terms.shuffle,
             )  # fmt: skip
-        return self._visits
+        return ours.visits
 
     def indices(self) -> Tensor:
         """The samples of the dataset that this rank visits in this epoch, in order."""
         positions = self.visits().positions(torch.arange(len(self), device="cpu"))
-        store: Shard = self._store.dataset
+        store: Shard = self._stocache.store.dataset
         return store.deal.in_order(store.start, store.length)[positions]
 
     @property
     def epoch(self) -> int:
-        return int(self._epoch.item())
+        return int(self._stocache.epoch.item())
 
     def set_epoch(self, epoch: int) -> None:
         """Another order; in the modes "node" and "disk" also another part of what the node has.
@@ -260,20 +261,20 @@ class LazyShardDataset(Dataset[Any]):
         number = _checked("epoch", epoch, 0)
         if number >= 1 << 63:
             raise ValueError(f"epoch is {number}; use less than 2**63")
-        self._epoch.fill_(number)
+        self._stocache.epoch.fill_(number)
 
     def _check_length(self) -> None:
-        now = len(self.dataset)
-        if now != self._terms.samples:
+        then, now = self._stocache.terms.samples, len(self.dataset)
+        if now != then:
             raise ValueError(
-                f"the dataset had {self._terms.samples} samples and has {now} now; its parts were "
+                f"the dataset had {then} samples and has {now} now; its parts were "
                 "dealt out for the former: construct LazyShardDataset anew"
             )
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: the epoch, and for whom it counts. Where in it a loader was, its own
         state says."""
-        terms = self._terms
+        terms = self._stocache.terms
         return {
             "epoch": self.epoch, "samples": terms.samples, "seed": terms.seed, "mode": terms.mode,
             "shuffle": terms.shuffle, "chunk": terms.chunk, "equal": terms.equal,
@@ -302,7 +303,7 @@ class LazyShardDataset(Dataset[Any]):
         node have not loaded: that of a rank that died, say. Every rank calls this; one of them
         shows how far the node is."""
         self._check_length()
-        samples, share = self._store._stocache, self._share
+        samples, share = self._stocache.store._stocache, self._stocache.share
         end = share.first + share.held
         mine = range(share.first + share.offset, end, share.step)
         rest = [k for k in range(share.length) if k not in mine]
@@ -310,7 +311,7 @@ class LazyShardDataset(Dataset[Any]):
         bar = _bar(len(missing)) if progress and self.rank.local == 0 else None
         before = self.stats().loads
         loader = in_workers(
-            Loads(self._store), missing, num_workers, multiprocessing_context, worker_init_fn
+            Loads(self.store), missing, num_workers, multiprocessing_context, worker_init_fn
         )
         for _ in loader if missing else ():
             if bar is not None:
@@ -322,7 +323,7 @@ class LazyShardDataset(Dataset[Any]):
 
     def stats(self) -> CachedDatasetStats:
         """Counts of all processes of the node that share memory with this one."""
-        return self._store.stats()
+        return self._stocache.store.stats()
 
     @property
     def memory_cache(self) -> Level:
@@ -336,7 +337,7 @@ class LazyShardDataset(Dataset[Any]):
         return Level(Counter(lambda: self._look_ups()[2]), Counter(lambda: self._look_ups()[1]))
 
     def _look_ups(self) -> tuple[int, int, int]:
-        return self._store._stocache.records.look_ups_of(self.rank.local)
+        return self._stocache.store._stocache.records.look_ups_of(self.rank.local)
 
     def _memory(self) -> tuple[int, int]:
         hits, misses, below = self._look_ups()
@@ -345,19 +346,19 @@ class LazyShardDataset(Dataset[Any]):
     @property
     def store(self) -> CachedDataset[Any]:
         """What the node keeps, by position."""
-        return self._store
+        return self._stocache.store
 
     def flush(self, timeout: float = 60.0) -> bool:
         """As CachedDataset.flush()."""
-        return self._store.flush(timeout)
+        return self._stocache.store.flush(timeout)
 
     def close(self) -> None:
         """Detaches this process; what is on disk stays."""
-        self._store.close()
+        self._stocache.store.close()
 
     def delete(self) -> None:
         """Closes it, and removes what its node has on disk."""
-        self._store.delete()
+        self._stocache.store.delete()
 
     def __enter__(self) -> LazyShardDataset:
         return self
@@ -370,38 +371,65 @@ class LazyShardDataset(Dataset[Any]):
     @property
     def transform(self) -> Callable[[Any], Any] | None:
         """What runs on every sample that is handed out."""
-        return self._store.transform
+        return self._stocache.store.transform
 
     @transform.setter
     def transform(self, transform: Callable[[Any], Any] | None) -> None:
-        self._store.transform = transform
+        self._stocache.store.transform = transform
 
     def __getattr__(self, name: str) -> Any:
         # Only what is not found here: the dataset's own attributes stay reachable.
-        if name.startswith("_") or "dataset" not in vars(self):
+        if name.startswith(("__", "_stocache")) or "_stocache" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in _OF_THE_STORE:
             raise AttributeError(
-                f"a LazyShardDataset has no {name}; its .store has, for the {len(self._store)} "
+                f"a LazyShardDataset has no {name}; its .store has, for the {len(self.store)} "
                 "samples of this node by their positions there"
             )
         value = getattr(self.dataset, name)
         check_forwarded(self.dataset, name, value)
         return value
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_stocache" in vars(self):
+            if name == "dataset" and value is not self.dataset:
+                self._set_dataset(value)
+            elif set_on_dataset(self, _OURS, name, value):
+                return
+        object.__setattr__(self, name, value)
+
+    def _set_dataset(self, dataset: Any) -> None:
+        if get_worker_info() is None:
+            raise AttributeError(
+                "the parts of a LazyShardDataset were dealt out of the dataset that it was made "
+                "with; construct it anew with the other"
+            )
+        shard: Shard = self._stocache.store.dataset
+        shard.source = dataset  # the same one, opened anew in this worker
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         # A copy has workers of its own.
-        if not self._epoch.is_shared():  # type: ignore[no-untyped-call]
-            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        if not self._stocache.epoch.is_shared():  # type: ignore[no-untyped-call]
+            self._stocache.epoch.share_memory_()  # type: ignore[no-untyped-call]
         _C.count_for(self.rank.local)  # a worker that was started fresh counts for its rank
 
     def __repr__(self) -> str:
-        rank = self.rank
+        rank, terms = self.rank, self._stocache.terms
         return (
-            f"LazyShardDataset({self.dataset!r}, {len(self)} of {self._terms.samples} samples, "
-            f"rank {rank.number} of {rank.ranks}, mode {self._terms.mode!r})"
+            f"LazyShardDataset({self.dataset!r}, {len(self)} of {terms.samples} samples, "
+            f"rank {rank.number} of {rank.ranks}, mode {terms.mode!r})"
         )
+
+
+class _Parts:
+    """All that is private, under one name: the others are left to subclasses and datasets."""
+
+    def __init__(self, terms: Terms, share: Share, store: _Store) -> None:
+        self.terms, self.share, self.store = terms, share, store
+        self.visits: Visits | None = None  # those of the last epoch that was asked for
+        self.epoch = torch.zeros((), dtype=torch.int64, device="cpu")
+        self.epoch.share_memory_()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)

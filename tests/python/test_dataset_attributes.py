@@ -140,9 +140,9 @@ def test_data_that_is_merely_called_so_is_read(cached):
     assert cached(source).map == {"a": 1}
 
 
-def test_old_samples_are_not_served_after_set_data(cached):
+def test_old_samples_are_not_served_after_set_data(wrapped):
     source = Medical([torch.zeros(2), torch.zeros(2)])
-    dataset = cached(source)
+    dataset = wrapped(source)
     dataset[:2]
     with pytest.raises(AttributeError, match="set_data"):
         dataset.set_data([torch.ones(2)] * 2)
@@ -153,7 +153,7 @@ def test_old_samples_are_not_served_after_set_data(cached):
     assert "data" not in vars(dataset) and not dataset[0].any()
     # the remedy that it names
     dataset.dataset.data = [torch.ones(2)] * 2
-    dataset.clear()
+    (dataset if hasattr(dataset, "clear") else dataset.store).clear()
     assert dataset[0].all()
 
 
@@ -201,6 +201,25 @@ def test_notes_of_a_program_stay_on_the_wrapper(cached):
 # Names that are anybody's
 
 
+@pytest.fixture(params=["CachedDataset", "BiLevelCachedDataset", "LazyShardDataset"])
+def wrapped(request, cached, tmp_path):
+    """A dataset in one of ours; with its samples in their order."""
+
+    def make(dataset):
+        if request.param == "CachedDataset":
+            return cached(dataset)
+        if request.param == "BiLevelCachedDataset":
+            made = stocache.BiLevelCachedDataset(
+                dataset, "8MiB", "8MiB", tmp_path / "disk", verbose=False
+            )
+        else:
+            made = stocache.LazyShardDataset(dataset, False, None, "8MiB", verbose=False)
+        request.addfinalizer(made.close)
+        return made
+
+    return make
+
+
 class Handles(Dataset):
     """Opened by a worker_init_fn under names that a CachedDataset might think its own."""
 
@@ -223,8 +242,8 @@ def opens(worker):
 
 
 @pytest.mark.parametrize("kind", [DataLoader, stocache.DataLoader])
-def test_whatever_a_worker_sets_reaches_the_source(cached, kind):
-    for source in (Handles(), cached(Handles())):
+def test_whatever_a_worker_sets_reaches_the_source(wrapped, kind):
+    for source in (Handles(), wrapped(Handles())):
         loader = kind(source, 2, num_workers=1, worker_init_fn=opens)
         assert torch.cat(list(loader)).tolist() == [600, 601, 602, 603]
 
@@ -242,9 +261,46 @@ def test_control_by_an_underscore_they_stay_on_the_wrapper(cached, monkeypatch):
     gc.collect()  # the workers end with the exception
 
 
-def test_a_path_of_the_source_is_refused_by_name(cached):
+def test_a_path_of_the_source_is_refused_by_name(wrapped):
     with pytest.raises(AttributeError, match="path belongs to the wrapped Handles"):
-        cached(Handles()).path = "elsewhere"
+        wrapped(Handles()).path = "elsewhere"
+
+
+def test_control_a_wrapper_that_keeps_what_is_set_serves_old_samples(wrapped, monkeypatch):
+    dataset = wrapped(Medical([torch.zeros(2), torch.zeros(2)]))
+    monkeypatch.setattr(type(dataset), "__setattr__", object.__setattr__)
+    dataset.data = [torch.ones(2)] * 2
+    assert not dataset[0].any()
+
+
+def opens_anew(worker):
+    torch.utils.data.get_worker_info().dataset.dataset = [7, 7, 7, 7]
+
+
+def test_a_worker_may_open_the_whole_dataset_anew(wrapped):
+    dataset = wrapped(Handles())
+    loader = DataLoader(dataset, 2, num_workers=1, worker_init_fn=opens_anew)
+    assert torch.cat(list(loader)).tolist() == [7, 7, 7, 7]
+
+
+def test_the_dataset_of_a_shard_is_not_replaced():
+    with contextlib.closing(
+        stocache.LazyShardDataset(Handles(), False, None, "8MiB", verbose=False)
+    ) as shard:
+        with pytest.raises(AttributeError, match="construct it anew"):
+            shard.dataset = [1, 2, 3, 4]
+        assert shard[0] == 0
+
+
+def test_a_subclass_of_a_shard_has_names_of_its_own():
+    class Named(stocache.LazyShardDataset):
+        def __init__(self, source):
+            super().__init__(source, False, None, "8MiB", verbose=False)
+            self._store = self._share = self._terms = self._epoch = self._visits = "mine"
+
+    with contextlib.closing(Named(Handles())) as shard:
+        shard.set_epoch(2)
+        assert shard[3] == 3 and len(shard) == 4 and shard._store == "mine"
 
 
 class Busy(stocache.CachedDataset):

@@ -1,8 +1,11 @@
-"""Which attributes of the wrapped dataset are reached through a CachedDataset."""
+"""Which attributes of the wrapped dataset are reached through ours."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
+
+from torch.utils.data import get_worker_info
 
 # Methods that return another dataset, which would not be cached, or that change what the samples
 # are, of which the cache would know nothing: those of Hugging Face's datasets, MONAI's set_data.
@@ -24,6 +27,25 @@ def check_forwarded(dataset: Any, name: str, value: Any) -> None:
         )
 
 
+def set_on_dataset(wrapper: Any, ours: frozenset[str], name: str, value: Any) -> bool:
+    """Whether ``wrapper.name = value`` means the wrapped dataset, and was done there. Raises an
+    AttributeError if cached samples may depend on it. ``ours`` are names of the wrapper."""
+    if name.startswith("__") or name in ours or name in vars(wrapper):
+        return False
+    kind = type(wrapper)
+    plain, known = kind.__module__.partition(".")[0] == "stocache", hasattr(wrapper.dataset, name)
+    # What a subclass of others calls its own is its own, and so is what it keeps private.
+    own = not plain and (name.startswith("_") or hasattr(kind, name))
+    if get_worker_info() is not None and not own and (plain or known):
+        # A worker_init_fn means the dataset of this worker.
+        with contextlib.suppress(AttributeError):
+            setattr(wrapper.dataset, name, value)
+            return True
+    elif plain and known:
+        raise refuse_attribute(wrapper, name)
+    return False
+
+
 def refuse_transform(dataset: Any) -> AttributeError:
     kind = type(dataset).__name__
     return AttributeError(
@@ -33,10 +55,11 @@ def refuse_transform(dataset: Any) -> AttributeError:
     )
 
 
-def refuse_attribute(dataset: Any, name: str) -> AttributeError:
+def refuse_attribute(wrapper: Any, name: str) -> AttributeError:
+    clear = "clear()" if hasattr(wrapper, "clear") else ".store.clear()"
     return AttributeError(
-        f"{name} belongs to the wrapped {type(dataset).__name__}, and cached samples may depend on "
-        f"it; set it before caching, or set .dataset.{name} and call clear()"
+        f"{name} belongs to the wrapped {type(wrapper.dataset).__name__}, and cached samples may "
+        f"depend on it; set it before caching, or set .dataset.{name} and call {clear}"
     )
 
 
