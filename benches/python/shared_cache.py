@@ -123,7 +123,7 @@ def one_hit(table: Table, progress: tqdm[None], rounds: int) -> None:
     table.at_most(
         "one hit: get_slot / tensor[i]",
         to_plain,
-        0.5,
+        0.35,
         f"{to_plain:.2f}  ({each['ours']} / {each['plain']})",
     )
     to_peer = times.ratio("theirs", "ours")

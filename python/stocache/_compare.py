@@ -24,6 +24,7 @@ import torch
 
 from stocache import _C
 from stocache._pickling import is_storage, reduced
+from stocache._torch.subclasses import untyped
 from stocache._types.registry import parts_of
 
 # Its parts, or by name: what pickle stores of these is not what they consist of.
@@ -165,8 +166,8 @@ def _stored_parts(value: Any) -> Any:
 
 
 def _bytes_of(storage: Any) -> torch.Tensor:
-    untyped = storage if isinstance(storage, torch.UntypedStorage) else storage._untyped_storage
-    return torch.empty(0, dtype=torch.uint8, device=untyped.device).set_(untyped)
+    memory = untyped(storage)
+    return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
 
 
 def _reduced(value: Any) -> Any:

@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 import stocache
+import torch
 from torch.utils.data import dataloader
 
 PACKAGE = Path(stocache.__file__).parent
 # Attributes of torch's loaders and iterators, which look like anybody's own.
 OF_LOADERS = set(re.findall(r"\bself\.(_[a-z]\w*)", inspect.getsource(dataloader)))
+# Of tensors and their memory, whatever the variable is called that holds one.
+_KINDS = (torch.Tensor, torch.TypedStorage, torch.UntypedStorage, torch.Generator)
+OF_TENSORS = {name for kind in _KINDS for name in dir(kind) if re.match("_[a-z]", name)}
+OF_TENSORS |= set(re.findall(r"\bself\.(_[a-z]\w*)", inspect.getsource(torch.storage)))
 
 
 def is_private(path: str) -> bool:
@@ -33,6 +38,8 @@ def private_names(source: str) -> set[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Attribute):
             names = [ast.unparse(node)]
+            if node.attr in OF_TENSORS and ast.unparse(node.value) not in ("self", "cls"):
+                found.add(f"{node.lineno}: {names[0]}")
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names = re.findall(r"\btorch\.[\w.]+", node.value)
         found |= {
@@ -71,6 +78,8 @@ def test_private_names_of_torch_are_in_one_folder():
         "sys.modules.get('torch._inductor.lowering')",
         "class L(DataLoader):\n    def _get_iterator(self): pass",
         "class L(TorchDataLoader[Any]):\n    def f(self): return self._iterator",
+        "memory = storage._untyped_storage",
+        "picture.view(-1)._values()",
     ],
 )
 def test_control_private_names_are_seen(line):

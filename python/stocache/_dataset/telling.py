@@ -10,7 +10,7 @@ from stocache import _C
 from stocache._dataset.stats import CachedDatasetStats
 from stocache.sizes import show_bytes
 
-# Into how many regions "lru" divides the memory (rust/core/src/layout.rs).
+# Into how many regions "lru" divides the memory (segment/records_layout.rs).
 _LRU_REGIONS = 32
 # What is told once per node.
 WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM, _OTHER_KEYS, _WHOLE_BATCHES, _UNREADABLE = range(7)

@@ -1,8 +1,9 @@
 # mypy: disallow-untyped-calls=False
 """The private names of torch's DataLoader, and the two iterators that are built on them.
 
-They are the same in every torch that stocache is tested with (docs/torch.md), and are used in this
-file only (and in ops.py, ipc.py and modes.py: graphs, messages between processes, modes).
+They are the same in every torch that stocache is tested with (docs/torch.md). Private names of
+torch are used in this folder only: those of loaders here, of graphs in ops.py, of messages between
+processes in ipc.py, of modes in modes.py, of tensors in subclasses.py.
 
 An iterator of `stocache.DataLoader` is torch's own, which may make its batches in this process if
 the loader says so at the beginning of an epoch. It asks its sampler for indices, and draws random

@@ -53,6 +53,14 @@ def data_of(value: torch.Tensor) -> torch.Tensor:
         return value.as_subclass(torch.Tensor)
 
 
+def untyped(storage: Any) -> torch.UntypedStorage:
+    """The bytes of a storage. One that has a type warns if it is asked by its public name."""
+    if isinstance(storage, torch.UntypedStorage):
+        return storage
+    memory: torch.UntypedStorage = storage._untyped_storage
+    return memory
+
+
 def maker(cls: type) -> Callable[[torch.Tensor], Any]:
     """Makes a tensor of the class over the data of a plain one."""
     return operator.methodcaller("as_subclass", cls)

@@ -529,6 +529,16 @@ mod controls {
     }
 
     #[test]
+    fn making_a_memfd_while_others_make_it_is_caught() {
+        is_caught(
+            Fault::CreateUnlocked,
+            &[
+                "segment::open::tests::who_is_stopped_while_making_a_memfd_is_waited_for_and_then_named",
+            ],
+        );
+    }
+
+    #[test]
     fn letting_a_panic_through_is_caught() {
         is_caught(
             Fault::NoGuard,

@@ -35,8 +35,8 @@
 //!
 //! ```text
 //!   states    dataset_len + LOCKS  u16, one state per sample, then those of the locks
-//!   index     dataset_len          two u64 per sample: where its record is (see records/format.rs)
-//!   regions   a line of words, then two lines per region (see records/regions.rs)
+//!   index     dataset_len          two u64 per sample: where its record is (see space/format.rs)
+//!   regions   a line of words, then two lines per region (see space/regions.rs)
 //!   writers   LEASES       u64     in which regions a process is writing
 //!   schemas   SCHEMA_BYTES         appended to, never changed
 //!   data      records

@@ -20,7 +20,7 @@
 //!   forks, and the child returns from it, the child gives back what is its parent's.)
 //!
 //! What was half done under the lock is another matter, and each user of it says what that leaves:
-//! a region without records (records/regions.rs), bytes that no length covers (records/schemas.rs),
+//! a region without records (space/regions.rs), bytes that no length covers (records/schemas.rs),
 //! sums to be counted anew (files/table/room.rs), a copy without a name (files/make.rs).
 //!
 //! # Locks that are not this one

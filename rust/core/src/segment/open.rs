@@ -164,4 +164,19 @@ mod tests {
         let (segment, how) = Segment::open(&request).unwrap();
         assert_eq!((segment.backing(), how), (Backing::Shm, Opened::Created));
     }
+
+    /// Two memfds of one name would be two caches: there is one, or an error.
+    #[test]
+    fn who_is_stopped_while_making_a_memfd_is_waited_for_and_then_named() {
+        let name = random_name().unwrap();
+        let stopped = creation_lock(&name).unwrap().unwrap();
+        let plan = SlotsGeometry::plan(1 << 20, 8, &[16], 0, 1, false).unwrap();
+        let request =
+            Request { backing: Backing::Memfd, ..Request::new(&name, Geometry::Slots(plan)) };
+        let error = Segment::open(&request).err().expect("somebody makes it").to_string();
+        assert!(error.contains("another process has been making") && error.contains(&name));
+        assert!(Segment::find(request.wanted(), None).unwrap().is_none());
+        drop(stopped);
+        assert_eq!(Segment::open(&request).unwrap().1, Opened::Created);
+    }
 }

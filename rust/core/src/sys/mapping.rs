@@ -161,7 +161,7 @@ impl Mapping {
     pub(crate) fn checksum(&self, at: usize, len: usize) -> u64 {
         let start = self.at(at, len).as_ptr();
         // SAFETY: in bounds. A concurrent write can only make the result meaningless, and the
-        // caller discards it then (slot.rs, `read_stable`).
+        // caller discards it then (segment/claim.rs, `read_stable`).
         checksum(unsafe { std::slice::from_raw_parts(start, len) })
     }
 }
