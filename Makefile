@@ -19,8 +19,10 @@ export NEXTEST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 MODELS := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --profile models
 PYTEST_ARGS ?=
 # The versions of torch that a wheel is built for: the last of each minor.
-TORCHES := 2.13.0 2.15.0
+TORCHES := 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 TORCH ?= $(lastword $(TORCHES))
+# And those with which it is tested.
+WHEEL_TORCHES ?= $(sort $(firstword $(TORCHES)) $(lastword $(TORCHES)))
 # So many processes run the Python tests, each with a /dev/shm of its own. Some tests only wait.
 PYTEST_JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 PYTEST := -m pytest -q -n $(PYTEST_JOBS) --dist worksteal -p no:cacheprovider
@@ -82,8 +84,7 @@ test-ecosystem: build $(ECOSYSTEM)/.installed ## Tests with torchvision, MONAI, 
 	  --rootdir "$(ROOT)" "$(ROOT)/tests/ecosystem" $(PYTEST_ARGS)
 
 test-wheel: wheel ## Python tests against the wheel in empty venvs, with the oldest and the newest torch
-	for version in $(sort $(firstword $(TORCHES)) $(lastword $(TORCHES))); do \
-	  tools/test-torch $$version dist/stocache-*.whl; done
+	for version in $(WHEEL_TORCHES); do tools/test-torch $$version dist/stocache-*.whl; done
 
 test-torch: ## Build for another torch and run the Python tests with it: TORCH=2.9.1
 	PYTEST_ARGS="$(PYTEST_ARGS)" tools/test-torch $(TORCH)

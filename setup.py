@@ -1,8 +1,9 @@
 """Builds the native libraries: cargo for the Rust core, then CMake for csrc.
 
 Metadata lives in pyproject.toml. They are built for the torch that is installed where this runs,
-``pip install --no-build-isolation .``, or for those whose folders STOCACHE_TORCH_DIRS names, one
-library for each minor version: ``import stocache`` takes the one for the torch that it finds.
+``pip install --no-build-isolation .``, or for those whose folders STOCACHE_TORCH_DIRS names: the
+core once, and over it a thin library for each minor version, of which ``import stocache`` takes
+the one for the torch that it finds.
 """
 
 from __future__ import annotations
@@ -88,14 +89,10 @@ def tool(name: str, remedy: str) -> str:
     return found
 
 
-def cargo(command: str, torch: Torch, target: Path, *more: str) -> None:
-    """Runs a cargo command on rust/torch, which needs to know torch."""
-    include = [torch.folder / "include", torch.folder / "include/torch/csrc/api/include"]
-    env = os.environ | {
-        "CARGO_TARGET_DIR": str(target),
-        "STOCACHE_TORCH_INCLUDE": ":".join(map(str, include)),
-    }
+def cargo(command: str, target: Path, *more: str) -> None:
+    """Runs a cargo command on rust/torch."""
     program = tool("cargo", "install Rust 1.90 or newer")
+    env = os.environ | {"CARGO_TARGET_DIR": str(target)}
     run(program, command, "--locked", "-p", "stocache-torch", *more, env=env)
 
 
@@ -127,12 +124,12 @@ class Clippy(Command):
 
     def run(self) -> None:
         # As it is built: so there is nothing to compile for it but what is linted.
-        cargo("clippy", torches()[0], target_dir(), "--release", "--", "-D", "warnings")
+        cargo("clippy", target_dir(), "--release", "--", "-D", "warnings")
 
 
 class BuildNative(build_ext):
-    """One command for the extension: Rust static library, then the two shared libraries, for each
-    torch in a folder of its own."""
+    """One command for the extension: the core, then the two libraries over it, for each torch in a
+    folder of its own."""
 
     def build_extension(self, ext: Extension) -> None:
         built_for = torches()
@@ -150,26 +147,34 @@ class BuildNative(build_ext):
         package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         for old in package.glob("torch*"):  # of an earlier build in the same folder
             shutil.rmtree(old)
+        target = target_dir()
+        cargo("build", target, "--release")
+        self.cmake(
+            "core", "csrc/core", package,
+            RUST_LIBRARY=target / "release/libstocache_torch.a",
+        )  # fmt: skip
+        bridge = without_news(target / "cxxbridge", ROOT / "build/bridge")
         for torch in built_for:
-            cargo("build", torch, target_dir(), "--release")
-            self.build_cpp(torch, target_dir(), package / f"torch{torch.name}")
+            self.cmake(
+                f"{sys.implementation.cache_tag}-torch{torch.name}", "csrc",
+                package / f"torch{torch.name}",
+                Python_EXECUTABLE=sys.executable,
+                TORCH_DIR=torch.folder,
+                TORCH_VERSION=torch.name,
+                STOCACHE_VERSION=self.distribution.get_version(),
+                CORE_LIBRARY=package / "lib/libstocache_core.so",
+                RUST_INCLUDE=bridge,
+            )  # fmt: skip
 
-    def build_cpp(self, torch: Torch, target: Path, prefix: Path) -> None:
+    def cmake(self, name: str, source: str, prefix: Path, **definitions: object) -> None:
+        """Builds a folder and installs what comes of it."""
         cmake = tool("cmake", "pip install cmake")
-        build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}-torch{torch.name}"
+        build = ROOT / "build" / f"cmake-{name}"
         run(
-            cmake,
-            "-S", str(ROOT / "csrc"),
-            "-B", str(build),
-            "-G", "Ninja",
+            cmake, "-S", str(ROOT / source), "-B", str(build), "-G", "Ninja",
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja', 'pip install ninja')}",
             f"-DCMAKE_INSTALL_PREFIX={prefix}",
-            f"-DPython_EXECUTABLE={sys.executable}",
-            f"-DTORCH_DIR={torch.folder}",
-            f"-DTORCH_VERSION={torch.name}",
-            f"-DSTOCACHE_VERSION={self.distribution.get_version()}",
-            f"-DRUST_LIBRARY={target / 'release/libstocache_torch.a'}",
-            f"-DRUST_INCLUDE={without_news(target / 'cxxbridge', build / 'bridge')}",
+            *(f"-D{key}={value}" for key, value in definitions.items()),
         )  # fmt: skip
         run(cmake, "--build", str(build))
         run(cmake, "--install", str(build), "--strip")

@@ -1,6 +1,5 @@
-// The C functions of torch-sys that our Rust reaches through tch, and no others. torch-sys would
-// compile a wrapper of every function of one version of torch; these few compile with any. One that
-// is missing here is an error when libstocache is linked (-z defs).
+// What core/tch.c passes on, compiled against the torch that is there. One that is missing here is an
+// error when libstocache is linked.
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
@@ -31,39 +30,39 @@ Answer or_error(Call call, Answer otherwise) noexcept {
 
 extern "C" {
 
-char* get_and_reset_last_err() {
+char* stocache_get_and_reset_last_err() {
   char* error = last_error;
   last_error = nullptr;
   return error;
 }
 
-at::Tensor* at_shallow_clone(at::Tensor* tensor) {
+at::Tensor* stocache_at_shallow_clone(at::Tensor* tensor) {
   return or_error([&] { return new at::Tensor(*tensor); }, static_cast<at::Tensor*>(nullptr));
 }
 
-void at_free(at::Tensor* tensor) { delete tensor; }
+void stocache_at_free(at::Tensor* tensor) { delete tensor; }
 
-void* at_data_ptr(at::Tensor* tensor) {
+void* stocache_at_data_ptr(at::Tensor* tensor) {
   return or_error([&] { return tensor->data_ptr(); }, static_cast<void*>(nullptr));
 }
 
-int at_is_contiguous(at::Tensor* tensor) {
+int stocache_at_is_contiguous(at::Tensor* tensor) {
   return or_error([&]() -> int { return tensor->is_contiguous(); }, 0);
 }
 
-size_t at_dim(at::Tensor* tensor) {
+size_t stocache_at_dim(at::Tensor* tensor) {
   return or_error([&]() -> size_t { return tensor->dim(); }, size_t{0});
 }
 
-void at_shape(at::Tensor* tensor, int64_t* sizes) {
+void stocache_at_shape(at::Tensor* tensor, int64_t* sizes) {
   or_error([&] { return std::copy_n(tensor->sizes().begin(), tensor->dim(), sizes); }, sizes);
 }
 
-int at_scalar_type(at::Tensor* tensor) {
+int stocache_at_scalar_type(at::Tensor* tensor) {
   return or_error([&] { return static_cast<int>(tensor->scalar_type()); }, -1);
 }
 
-void atg_contiguous(at::Tensor** out, at::Tensor* tensor) {
+void stocache_atg_contiguous(at::Tensor** out, at::Tensor* tensor) {
   *out = or_error([&] { return new at::Tensor(tensor->contiguous()); },
                   static_cast<at::Tensor*>(nullptr));
 }

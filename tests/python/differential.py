@@ -14,6 +14,7 @@ import enum
 import gc
 import hashlib
 import io
+import multiprocessing
 import os
 import random
 import struct
@@ -658,6 +659,8 @@ def with_cache(case: Case, folder: Path, product: Product) -> tuple[list[Any], s
         with unittest.mock.patch("stocache._loading.gatherer.WORTH_A_THREAD", worth):
             seen = train(case, dataset, kind, COLLATES[case.collate])
     finally:
+        for worker in multiprocessing.active_children():
+            worker.join(60)  # one that torch has ended may still be ending, and keep the file
         dataset.close()
     if case.workers and case.before != "read" and log.exists():
         return seen, "a sample was loaded in the main process, where only workers load"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,15 @@ def test_without_torch_it_is_asked_for(run_script, tmp_path):
         "stocache builds against the torch it will run with: pip install torch, then "
         "pip install --no-build-isolation ."
     )
+
+
+def test_the_same_versions_of_torch_are_built_tested_and_documented():
+    makefile = (ROOT / "Makefile").read_text()
+    (listed,) = re.findall(r"^TORCHES := (.*)$", makefile, re.MULTILINE)
+    workflow = (ROOT / ".github/workflows/test.yml").read_text()
+    (matrix,) = re.findall(r"torch: \[(.*)\]", workflow)
+    assert [version.strip('" ') for version in matrix.split(",")] == listed.split()
+    table = re.findall(
+        r"^\| (\d+\.\d+\.\d+) \|", (ROOT / "docs/torch.md").read_text(), re.MULTILINE
+    )
+    assert sorted(table) == sorted(listed.split())

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -82,16 +81,32 @@ def test_cmake_looks_nowhere_else_if_it_is_told_where_torch_is(tmp_path):
     assert "found none in /nowhere/torch" in said
 
 
-def test_the_library_shows_its_own_names_only():
+CORE = PREFIX.parent / "lib" / "libstocache_core.so"
+
+
+def names(library: Path, which: str) -> list[str]:
+    """But for those that may be missing."""
+    return re.findall(r"(?m)^[0-9a-f]* +[A-VX-Z] (.*)$", must("nm", "-DC", which, library))
+
+
+@pytest.mark.parametrize(
+    "library, one", [(PREFIX / "lib/libstocache.so", "SharedCache::get_slot"), (CORE, "sweep")]
+)
+def test_the_library_shows_its_own_names_only(library, one):
     """What else is linked into it would take the place of a program's own functions."""
-    library = PREFIX / "lib" / "libstocache.so"
-    shown = subprocess.run(
-        ["nm", "-DC", "--defined-only", str(library)], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    names = [line.split(" ", 2)[2] for line in shown]
-    assert any("stocache::SharedCache::get_slot" in name for name in names)
-    foreign = [n for n in names if "stocache::" not in n and "rust::cxxbridge1::" not in n]
-    assert foreign == []
+    shown = names(library, "--defined-only")
+    assert any(one in name for name in shown)
+    ours = ("stocache::", "stocache_", "stocache$", "rust::cxxbridge1::", "cxxbridge1$")
+    assert [name for name in shown if not any(mark in name for mark in ours)] == []
+
+
+def test_the_core_knows_no_torch():
+    """There is one for all versions of torch: what it asks of one, libstocache has."""
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", must("readelf", "-dW", CORE))
+    assert needed and not [name for name in needed if name.startswith(("libtorch", "libc10"))]
+    asked = {name for name in names(CORE, "--undefined-only") if "@" not in name}
+    assert "stocache_at_free" in asked
+    assert asked <= set(names(PREFIX / "lib/libstocache.so", "--defined-only"))
 
 
 @pytest.mark.parametrize("library", ["lib/libstocache.so", "_C*.so"])

@@ -20,7 +20,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How long to wait for who is making a segment: it may walk /proc, which takes long on a large node.
-pub(super) const CREATION_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 120 });
+pub(super) const CREATION_PATIENCE: Duration =
+    Duration::from_secs(if cfg!(test) { 5 } else { 120 });
 
 impl Segment {
     pub(super) fn create(request: &Request) -> Result<Option<Self>> {
