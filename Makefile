@@ -10,7 +10,7 @@ ECOSYSTEM := .venv-ecosystem
 ROOT   := $(CURDIR)
 SOURCES := $(shell find rust csrc python -type f -not -name '*.pyc' 2>/dev/null) \
            Cargo.toml Cargo.lock setup.py pyproject.toml
-CPP    := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/include/stocache/*.h benches/cpp/*.cpp tests/cpp/*.cpp examples/*/*.cpp)
+CPP    := $(wildcard csrc/*/*.c csrc/*/*.cpp csrc/*/*.h csrc/include/stocache/*.h benches/cpp/*.cpp tests/cpp/*.cpp examples/*/*.cpp)
 PYTHON := python benches/python examples tests/python tests/ecosystem setup.py
 # nextest where present; plain cargo test runs the same tests.
 CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest run,cargo test)

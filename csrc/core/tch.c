@@ -1,6 +1,6 @@
-/* The C functions of torch-sys that our Rust reaches through tch, and no others. torch-sys would compile
-   a wrapper of every function of one version of torch; these few are in libstocache (tensor/tch.cpp),
-   which is compiled for each version, under names that are nobody else's. */
+/* The C functions of torch-sys that our Rust reaches through tch, and no others. torch-sys would
+   compile a wrapper of every function of one version of torch; these few are in libstocache
+   (tensor/tch.cpp), which is compiled for each version, under names that are nobody else's. */
 #include <stddef.h>
 #include <stdint.h>
 

@@ -117,6 +117,14 @@ PyObject* sweep(PyObject*, PyObject*) {
   return guarded([&] { return names(bridge::sweep()); });
 }
 
+// leave(): as this process is about to end.
+PyObject* leave(PyObject*, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    bridge::leave();
+    Py_RETURN_NONE;
+  });
+}
+
 // on_one_thread(function): what it returns. Operators of torch that it calls use no other threads.
 PyObject* on_one_thread(PyObject*, PyObject* function) {
   const OneThread one;
@@ -125,6 +133,7 @@ PyObject* on_one_thread(PyObject*, PyObject* function) {
 
 PyMethodDef module_methods[] = {
     {"sweep", sweep, METH_NOARGS, nullptr},
+    {"leave", leave, METH_NOARGS, nullptr},
     {"fingerprint_of", fingerprint_of, METH_O, nullptr},
     {"free_memory", free_memory, METH_NOARGS, nullptr},
     {"hash_bytes", hash_bytes, METH_O, nullptr},

@@ -1,5 +1,5 @@
-// What core/tch.c passes on, compiled against the torch that is there. One that is missing here is an
-// error when libstocache is linked.
+// What core/tch.c passes on, compiled against the torch that is there. One that is missing here is
+// an error when libstocache is linked.
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pwd
+import sys
 from dataclasses import asdict, dataclass
+from multiprocessing.util import Finalize, register_after_fork
 from typing import Any
 
 from stocache import _C
@@ -29,6 +32,17 @@ def sweep() -> list[str]:
     used it. Other users' caches are never touched.
     """
     return _C.sweep()
+
+
+def _leave_when_it_ends(_: object) -> None:
+    Finalize(None, _C.leave, exitpriority=-20)  # after all that still uses a cache
+
+
+# Workers end by os._exit, without the exit handlers that remove what nobody uses any more. If they
+# outlive the cache of their parent, its memory would be taken until that ends.
+register_after_fork(sys.modules[__name__], _leave_when_it_ends)
+if multiprocessing.parent_process() is not None:
+    _leave_when_it_ends(None)
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def test_noise_is_resized_as_torch_does_it(mode, antialias):
     generator = torch.Generator().manual_seed(3)
     for before, after in NOISE:
         noise = torch.randint(256, (3, *before), dtype=torch.uint8, generator=generator)
-        resize = v2.Resize(after, interpolation=mode, antialias=antialias)
+        resize = v2.Resize(after, InterpolationMode(mode), antialias=antialias)
         for image in (noise, KINDS["channels_last"](noise), noise[:1]):
             far = (fuse(resize)(image).int() - resize(image).int()).abs()
             assert int(far.max()) <= 1, (before, after)

@@ -678,7 +678,7 @@ def test_a_million_names_grow_no_private_memory(far, near, scale, in_child):
         return grown, private_dirty() - before, len(held)
 
     grown, seen, _ = in_child(worker)
-    limit = 32 * count / 1_000_000  # 32 MiB at the full count, and room for what is there anyway
+    limit = 4 + 28 * count / 1_000_000  # 32 MiB at the full count; some are taken once, by anybody
     assert max(grown) <= limit, grown
     assert seen > limit
     assert cache.stats().copies == len(real)

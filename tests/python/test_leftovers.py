@@ -51,7 +51,7 @@ def test_the_name_goes_with_a_clean_exit(run_script, ending):
 
 
 WORKERS = """
-    import os, sys, stocache
+    import multiprocessing, os, sys, stocache
     from sources import Counted
     from torch.utils.data import DataLoader
 
@@ -77,6 +77,30 @@ def test_a_cache_closed_before_its_workers_end_leaves_no_name(run_script, tmp_pa
     # workers end with os._exit, so nobody is left to remove the name but who closed it first
     path = run_script(WORKERS, tmp_path / "loads", context).stdout.strip()
     assert "stocache-" in path and not os.path.exists(path)
+
+
+CLOSED_FIRST = (
+    WORKERS.rpartition("for batch in loader")[0]
+    + """\
+del loader, batch
+        for worker in multiprocessing.active_children():
+            worker.join(60)
+        print(path, os.path.exists(path))
+"""
+)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_the_last_worker_of_a_closed_cache_removes_its_name(run_script, tmp_path, context):
+    path, there = run_script(CLOSED_FIRST, tmp_path / "loads", context).stdout.split()
+    assert "stocache-" in path and there == "False", "its memory is taken while the trainer lives"
+
+
+def test_control_without_a_word_from_its_workers_it_stays(run_script, tmp_path):
+    silent = "import stocache.node; stocache.node.Finalize = lambda *_, **__: None\n"
+    source = CLOSED_FIRST.replace("from sources", silent + "    from sources")
+    path, there = run_script(source, tmp_path / "loads", "fork").stdout.split()
+    assert there == "True" and not os.path.exists(path)
 
 
 def test_a_cache_that_another_program_still_uses_outlives_who_closed_it(

@@ -17,7 +17,7 @@ pub use crate::files::Files;
 use crate::files::open_files;
 pub use crate::handle::{Handle, Pin};
 use crate::handle::{
-    ask_cpp, by_name, fingerprint_of, free_memory, join, open, release, sweep, unpin,
+    ask_cpp, by_name, fingerprint_of, free_memory, join, leave, open, release, sweep, unpin,
 };
 use crate::node::{describe_cache, list_caches, remove_cache};
 pub use crate::records::Records;
@@ -561,6 +561,8 @@ pub mod ffi {
         fn release(name: &str) -> bool;
         fn fingerprint_of(text: &[u8]) -> String;
         fn sweep() -> Vec<String>;
+        /// What happens to names at a normal exit, for a process that has none.
+        fn leave();
         /// From now on waits ask `is_interrupted` whether they are to end.
         fn ask_cpp();
         /// Bytes that the machine and the memory cgroup leave.

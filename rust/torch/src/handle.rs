@@ -197,6 +197,11 @@ pub fn sweep() -> Vec<String> {
     calm(Vec::new(), stocache::remove_leftovers)
 }
 
+/// Deals with the names of this process's segments: it is about to end.
+pub fn leave() {
+    calm((), stocache::leave);
+}
+
 /// Ends what `Handle::pin` began.
 ///
 /// # Safety

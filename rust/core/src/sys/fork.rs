@@ -402,6 +402,11 @@ extern "C" fn child() {
 /// Those who used a segment longer than this process may have ended without a word, as workers of
 /// a DataLoader do; so what was in use then is looked at again.
 extern "C" fn exit() {
+    leave();
+}
+
+/// The same for a process that ends without a word, and says so before.
+pub fn leave() {
     let anchors = ANCHORS.lock();
     for anchor in &anchors.open {
         anchor.release();
