@@ -300,7 +300,8 @@ def test_the_first_hits_are_compared_by_the_workers(log, unique_name):
             for _ in range(3):
                 loader = DataLoader(dataset, 4, num_workers=2, collate_fn=plain)
                 assert sorted(idx for batch in loader for idx, _ in batch) == list(range(40))
-            assert 5 <= sum(source.loads().values()) - before <= 7, "all workers together"
+            # Each of six workers by itself would make it 30; two that count at once count as one.
+            assert 5 <= sum(source.loads().values()) - before < 10, "all workers together"
         before = sum(source.loads().values())
         with contextlib.closing(stocache.CachedDataset(source, "8MiB", **options)) as dataset:
             assert not dataset._stocache.is_settled()
