@@ -89,6 +89,7 @@ pub use records::{Claim, Put, Record, RecordStore, StoreStats};
 pub use segment::{Backing, Join, Opened, Request, random_name, remove_leftovers};
 #[cfg(not(loom))]
 pub use slots::{Cache, Load, Stats, Stored};
+#[cfg(not(loom))]
 pub use sys::fork::leave;
 #[cfg(not(loom))]
 pub use sys::huge_pages::HugePages;
