@@ -4,6 +4,7 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use stocache::augment::{Image, Number, Pipeline, Scratch, Shape};
+use stocache::sys::stores::Stores;
 
 const FLIP: &str = r#"{"step": "RandomHorizontalFlip", "p": 0.5}"#;
 const FINISH: &str = r#"{"step": "ToDtype", "dtype": "float32", "scale": true},
@@ -74,7 +75,7 @@ fn rows(c: &mut Criterion) {
             array: false,
         };
         let bytes = pipeline.output(&shape).expect("it suits").bytes;
-        let mut scratch = Scratch::new();
+        let (mut scratch, stores) = (Scratch::new(), Stores::of(ROWS * bytes));
         let mut epoch = 0;
         group.bench_function(name, |b| {
             b.iter(|| {
@@ -88,7 +89,7 @@ fn rows(c: &mut Criterion) {
                     // SAFETY: as many images and rows as there are; a row is at most float32.
                     unsafe {
                         pipeline
-                            .apply(&drawn, image, to.add(row * bytes), &mut scratch)
+                            .apply(&drawn, image, to.add(row * bytes), stores, &mut scratch)
                             .expect("ok");
                     }
                 }

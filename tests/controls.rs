@@ -80,6 +80,7 @@ fn ignoring_the_generation_is_caught_in_records_that_are_recycled() {
 fn ignoring_the_generation_is_caught_in_batches_that_are_gathered_ahead() {
     is_caught("IgnoreEpoch", "batches", 20_000);
     is_caught("IgnoreEpoch", "batches-lru", 20_000);
+    is_caught("IgnoreEpoch", "batches-fused", 20_000);
 }
 
 #[test]

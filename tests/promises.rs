@@ -48,6 +48,11 @@ fn p1_rows_of_batches_are_whole_while_regions_are_recycled_and_others_die() {
 }
 
 #[test]
+fn p1_images_are_made_of_whole_samples_while_regions_are_recycled_and_others_die() {
+    holds("batches-fused", 200, 5_000);
+}
+
+#[test]
 fn p2_the_slot_of_a_dead_writer_is_taken_over() {
     holds("takeover", 50, 1_000);
 }

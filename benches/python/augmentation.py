@@ -3,9 +3,10 @@
 python benches/python/augmentation.py [--only crop resized ...] [--with-ffcv]
     [--with-plot] [--rounds N] [--json PATH]
 
-Every epoch is warm and shuffled. All sides have a stocache.DataLoader with 2 workers that live on:
-where torchvision's transforms run, workers make the batches; where they are fused, this process
-does. Samples are (uint8 tensor of 3x256x256, int), but for the epochs over JPEGs.
+Every epoch is warm and shuffled, over the same memory. torchvision's transforms run in 2 workers
+that live on, of torch's DataLoader, and in a row of its own of stocache.DataLoader, which spares
+their batches two copies; where they are fused, the batches are made in this process. Samples are
+(uint8 tensor of 3x256x256, int), but for the epochs over JPEGs.
 """
 
 from __future__ import annotations
@@ -89,14 +90,22 @@ def cached(dataset: Dataset[Any], sample_bytes: int) -> Iterator[CachedDataset[A
         made.close()
 
 
-def loader_of(ours: CachedDataset[Any], transform: Any, batch: int = BATCH) -> stocache.DataLoader:
+def with_transform(ours: CachedDataset[Any], transform: Any) -> CachedDataset[Any]:
     """Over the same memory, with a transform of its own."""
     other = object.__new__(CachedDataset)
     vars(other).update(vars(ours))
     other.transform = transform
-    return stocache.DataLoader(
-        other, batch, shuffle=True, num_workers=WORKERS, persistent_workers=True
+    return other
+
+
+def loader_of(
+    ours: CachedDataset[Any], transform: Any, batch: int = BATCH, kind: Any = stocache.DataLoader
+) -> Iterable[Any]:
+    dataset = with_transform(ours, transform)
+    made: Iterable[Any] = kind(
+        dataset, batch, shuffle=True, num_workers=WORKERS, persistent_workers=True
     )
+    return made
 
 
 def epoch(loader: Iterable[Any], samples: int) -> Side:
@@ -135,11 +144,15 @@ def speed(times: Timings, side: str, samples: int) -> str:
     return f"{samples / times.median(side) / 1e3:.3g}k"
 
 
+def rates(times: Timings, slow: str, fast: str, samples: int) -> str:
+    return f"({speed(times, fast, samples)} / {speed(times, slow, samples)}/s)"
+
+
 def at_least(
     table: Table, what: str, times: Timings, slow: str, fast: str, samples: int, limit: float
 ) -> None:
     ratio = times.ratio(slow, fast)
-    words = f"{ratio:.1f} x  ({speed(times, fast, samples)} / {speed(times, slow, samples)}/s)"
+    words = f"{ratio:.1f} x  {rates(times, slow, fast, samples)}"
     table.at_least(what, ratio, limit, words, " x")
 
 
@@ -147,22 +160,31 @@ def beside_torchvision(
     table: Table, progress: tqdm[None], rounds: int, what: str, steps: list[Any], limit: float,
     samples: int, batch: int = BATCH, more: Callable[[Tensor], dict[str, Side]] | None = None,
 ) -> Timings:  # fmt: skip
+    """The target is held against what somebody has who uses torch's DataLoader. Beside it stands
+    what is left where torchvision's batches come by way of stocache.DataLoader, too."""
     values = images(samples)
     transform = v2.Compose([*steps, *numbers()])
     with cached(InMemory(values), values[0].nbytes) as ours:
         fused = loader_of(ours, stocache.fuse(transform), batch)
+        stock = loader_of(ours, transform, batch, DataLoader)
         peer = loader_of(ours, transform, batch)
-        check(fused, peer, samples)
-        sides = {"fused": epoch(fused, samples), "torchvision": epoch(peer, samples)}
+        for other in (stock, peer):
+            check(fused, other, samples)
+        sides = {
+            "fused": epoch(fused, samples),
+            "stock": epoch(stock, samples),
+            "peer": epoch(peer, samples),
+        }
         if more is not None:
             sides |= more(values)
         times = interleave(sides, rounds, progress)
-        del sides, fused, peer
+        del sides, fused, stock, peer, other
         gc.collect()
-    at_least(
-        table, f"{what}, batch {batch} / torchvision v2", times, "torchvision", "fused", samples,
-        limit,
-    )  # fmt: skip
+    what = f"{what}, batch {batch}"
+    at_least(table, f"{what} / torchvision v2", times, "stock", "fused", samples, limit)
+    ratio = times.ratio("peer", "fused")
+    words = f"{ratio:.1f} x  {rates(times, 'peer', 'fused', samples)}"
+    table.info("the same / torchvision v2 in stocache.DataLoader", ratio, words)
     return times
 
 
@@ -179,9 +201,14 @@ def crops(table: Table, progress: tqdm[None], rounds: int) -> None:
             lambda values, batch=batch: {"bound": bound(values, batch)},
         )  # fmt: skip
         percent = 100 * times.ratio("bound", "fused")
-        rates = f"({speed(times, 'fused', SAMPLES)} / {speed(times, 'bound', SAMPLES)}/s)"
-        words = f"{percent:.0f} %  {rates}"
+        words = f"{percent:.0f} %  {rates(times, 'bound', 'fused', SAMPLES)}"
         table.at_least(f"{what}, batch {batch} / a plain loop", percent, 60, words, " %")
+        for side, words in (
+            ("stock", "torchvision v2"),
+            ("peer", "the same in stocache.DataLoader"),
+        ):
+            ratio = times.ratio(side, "bound")
+            table.info(f"a plain loop / {words}", ratio, f"{ratio:.1f} x")
 
 
 def bound(values: Tensor, batch: int) -> Side:

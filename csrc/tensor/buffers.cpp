@@ -3,8 +3,10 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "tensor/over.h"
 
@@ -15,7 +17,21 @@ constexpr size_t kRing = 8;
 // Smaller ones come from malloc's own free lists, already mapped.
 constexpr size_t kSmallest = 64 << 10;
 
+// From here on malloc gives memory a mapping of its own, whatever was allocated and freed before.
+constexpr size_t kMapped = 32 << 20;
+constexpr uintptr_t kHugePage = 2 << 20;
+
 void free_buffer(void* data) { c10::free_cpu(data); }
+
+// A batch of 150 MB is 37,000 pages, each with a fault at its first touch. Where huge pages are given
+// to those who ask for them, it is 73.
+void ask_for_huge_pages(void* data, size_t bytes) {
+  if (bytes < kMapped) return;
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
+  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePage * kHugePage;
+  // Where there are none, it stays as it is.
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
 
 bool is_ours(const c10::Storage& storage) {
   return storage.data_ptr().get_deleter() == &free_buffer;
@@ -23,6 +39,7 @@ bool is_ours(const c10::Storage& storage) {
 
 c10::Storage allocate(size_t bytes) {
   void* data = c10::alloc_cpu(bytes);
+  ask_for_huge_pages(data, bytes);
   // With an allocator, so that a batch can grow as torch's can; it then leaves the ring.
   return storage_over(memory_of(data, data, &free_buffer), bytes, c10::GetCPUAllocator());
 }

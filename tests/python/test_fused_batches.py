@@ -3,13 +3,16 @@ workers, from memory, from disk and of what was just loaded."""
 
 from __future__ import annotations
 
+import hashlib
 import time
 
 import pytest
 import stocache
 import torch
 from PIL import Image
+from servers import Server
 from sources import INDEX, Fixed
+from stocache._cluster import spawn
 from stocache._dataset.augmenting import Fusing
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Subset
 
@@ -133,11 +136,12 @@ def test_a_transform_that_draws_is_not_the_same_with_other_workers(cached):
     assert len(differ(*found)) > LENGTH // 2
 
 
+@pytest.mark.parametrize("share", ["all", "some", "none"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_ranks_make_what_one_rank_would(cached, workers):
+def test_ranks_make_what_one_rank_would(cached, share, workers):
     pipeline = stocache.fuse(transform())
     for ranks in (1, 2):
-        source, dataset = make(cached, "some", pipeline)
+        source, dataset = make(cached, share, pipeline)
         torch.manual_seed(SEED)
         found = {}
         for rank in range(ranks):
@@ -149,6 +153,133 @@ def test_ranks_make_what_one_rank_would(cached, workers):
         for epoch in (3, 4):
             every = {label: image for (of, label), image in found.items() if of == epoch}
             assert differ(every, expected(pipeline, source, epoch)) == []
+
+
+def digest(found):
+    """Of all images of an epoch, whatever their order was."""
+    every = hashlib.sha256()
+    for label in sorted(found):
+        every.update(found[label].contiguous().view(torch.uint8).numpy().tobytes())
+    return every.hexdigest()
+
+
+def test_another_process_makes_the_same(run_script):
+    """A program that is started again: nothing of what it draws comes from where it runs."""
+    program = """
+        import sys, stocache, torch
+        import test_fused_batches as this
+
+        if __name__ == "__main__":
+            workers, room = int(sys.argv[1]), sys.argv[2]
+            source, pipeline = this.samples(), stocache.fuse(this.transform())
+            with stocache.CachedDataset(
+                source, room, transform=pipeline, fingerprint="x", verbose=False
+            ) as dataset:
+                torch.manual_seed(this.SEED)
+                loader = stocache.DataLoader(dataset, 5, shuffle=True, num_workers=workers)
+                print(*(this.digest(this.seen(loader)) for _ in range(this.EPOCHS)))
+    """
+    source, pipeline = samples(), stocache.fuse(transform())
+    wanted = [digest(expected(pipeline, source, epoch)) for epoch in range(EPOCHS)]
+    assert wanted[0] != wanted[1]
+    for workers, room in ((0, "8MiB"), (2, "8MiB"), (1, INDEX + 64)):
+        assert run_script(program, workers, room, fresh=True).stdout.split() == wanted
+
+
+STEADY = {
+    "bytes": [v2.CenterCrop(12), v2.RandomHorizontalFlip(1.0)],
+    "numbers": [
+        v2.CenterCrop((14, 10)),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", ["tensor", "image", "PIL", "array", "varying"])
+@pytest.mark.parametrize("steps", STEADY)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_steps_without_chance_are_an_epoch_of_torchvisions(cached, kind, steps, workers):
+    """As by torch's DataLoader over the dataset without a cache, with torchvision's steps."""
+    chain = v2.Compose([v2.ToImage(), *STEADY[steps], v2.ToPureTensor()])
+
+    class Plain(torch.utils.data.Dataset):
+        source = samples(kind)
+
+        def __len__(self):
+            return LENGTH
+
+        def __getitem__(self, i):
+            return chain(self.source[i])
+
+    _, dataset = make(cached, "some", stocache.fuse(chain), kind)
+
+    def epochs(loader):
+        for epoch in range(EPOCHS):
+            torch.manual_seed(epoch)  # torchvision draws whether to do what it always does
+            yield from loader
+
+    loaders = [
+        DataLoader(Plain(), 5, shuffle=True, num_workers=workers),
+        stocache.DataLoader(dataset, 5, shuffle=True, num_workers=workers),
+    ]
+    for theirs, ours in zip(*map(list, map(epochs, loaders)), strict=True):
+        assert (ours["label"].tolist(), ours["name"]) == (theirs["label"].tolist(), theirs["name"])
+        assert type(ours["image"]) is type(theirs["image"])
+        far = 0 if steps == "bytes" else 1e-6
+        torch.testing.assert_close(ours["image"], theirs["image"], rtol=0, atol=far)
+
+
+def test_a_program_that_forks_between_batches_has_them_in_both_processes(cached, in_child):
+    """Those that were begun are large enough to be made by threads, which a child does not have."""
+    source = Fixed([{"image": pixels(i, 200, 200), "label": i, "name": f"{i}"} for i in range(26)])
+    steps = [v2.RandomCrop(190), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)]
+    pipeline = stocache.fuse(v2.Compose(steps))
+    dataset = cached(source, "8MiB", transform=pipeline, fingerprint="x")
+    dataset.warm(progress=False)
+    torch.manual_seed(SEED)
+    wanted = expected(pipeline, source, 0)
+    iterator = iter(stocache.DataLoader(dataset, 5))
+    found = seen([next(iterator)])
+
+    def rest():
+        return digest(found | seen(iterator))
+
+    assert in_child(rest) == in_child(rest) == digest(wanted)
+    assert rest() == digest(wanted)
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    monkeypatch.setenv("STOCACHE_SECRET", "words of the tests")
+    monkeypatch.setenv("STOCACHE_CLUSTER_TIMEOUT", "5")  # whatever else this machine does
+    monkeypatch.setattr(spawn.tempfile, "tempdir", str(tmp_path))
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("kind", ["tensor", "PIL"])
+@pytest.mark.parametrize("memory", [1, "8MiB"])
+def test_rows_from_servers_are_made_as_those_in_memory(cached, server, kind, memory, natively):
+    pipeline = stocache.fuse(transform())
+    source = samples(kind)
+    same = {"fingerprint": "x", "dataset_name": "x", "probe": 0, "cluster": server.url}
+    first = cached(source, "8MiB", **same)
+    first.warm(progress=False)
+    assert first.flush()
+    torch.manual_seed(SEED)
+    pipeline.set_epoch(0)
+    wanted = expected_natively(pipeline, source)
+    for workers in (0, 2):
+        gone = Fixed([None] * LENGTH)  # who loads one finds no image
+        dataset = cached(gone, memory, transform=pipeline, **same)
+        batch = dataset.batches[[7, 0, 25, 3]]
+        assert differ(seen([batch]), {label: wanted[label] for label in (7, 0, 25, 3)}) == []
+        found = seen(stocache.DataLoader(dataset, 5, shuffle=True, num_workers=workers))
+        assert differ(found, wanted) == []
+        assert dataset.stats().cluster.hits > 0
+        dataset.close()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -58,6 +58,7 @@ fn main() -> ExitCode {
         "first-use" => lifecycle::fork_during_first_use,
         "batches" => batches::frozen,
         "batches-lru" => batches::recycled,
+        "batches-fused" => batches::fused,
         "records" => records::frozen,
         "records-lru" => records::recycled,
         "files-killed" => files::killed,
@@ -77,7 +78,7 @@ fn main() -> ExitCode {
         _ => {
             eprintln!(
                 "usage: torture tear-copies|tear-views|takeover|stopped|many-writers|lifecycle|leftovers|name-removed|\
-                 fork-detach|forks|first-use|memfd-race|shm-race|orphaned|parent-first|kept-views|batches|batches-lru|records|records-lru|\
+                 fork-detach|forks|first-use|memfd-race|shm-race|orphaned|parent-first|kept-views|batches|batches-lru|batches-fused|records|records-lru|\
                  files-killed|files-once|files-evicted|files-dead|files-stopped|files-forks|\
                  files-unreadable|files-against|files-two-tables|files-many|umasks|headers|full|full-huge \
                  [--count N] [--seed S]"

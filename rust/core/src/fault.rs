@@ -85,6 +85,8 @@ pub(crate) enum Fault {
     TurnOver,
     /// Augment what is gathered by its row in the batch, and not by its sample.
     NumberByRow,
+    /// Hand out a batch although an image of it could not be made.
+    HandOutHalfMade,
     /// Take what is in the place of a copy for the copy.
     TrustCopies,
     /// Make it an error that there is no copy, instead of giving the path of the source.
@@ -284,6 +286,14 @@ mod controls {
             &[
                 "batches::tests::random_numbers_follow_from_the_sample_or_from_the_number_that_was_given",
             ],
+        );
+    }
+
+    #[test]
+    fn handing_out_what_was_half_made_is_caught() {
+        is_caught(
+            Fault::HandOutHalfMade,
+            &["batches::tests::a_batch_with_an_image_that_cannot_be_made_is_not_handed_out"],
         );
     }
 

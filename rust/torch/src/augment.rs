@@ -5,6 +5,7 @@ use crate::bridge::ffi;
 use crate::guard::{Crossing, guard};
 use std::sync::Arc;
 use stocache::augment::{self, Image, Number, Scratch, Shape};
+use stocache::sys::stores::Stores;
 use stocache::{Error, Kind};
 
 type Result<T> = std::result::Result<T, Crossing>;
@@ -76,7 +77,9 @@ impl Pipeline {
         if let &[index] = indices {
             let drawn = self.0.draw(Number { index, ..number }, &image.shape)?;
             // SAFETY: by the caller's promise.
-            return Scratch::here(|scratch| unsafe { self.0.apply(&drawn, image, to, scratch) });
+            return Scratch::here(|scratch| unsafe {
+                self.0.apply(&drawn, image, to, Stores::Cached, scratch)
+            });
         }
         let numbers = indices.iter().map(|&index| Number { index, ..number }).collect();
         // SAFETY: by the caller's promise.

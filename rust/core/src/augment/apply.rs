@@ -16,10 +16,11 @@ use super::steps::{Filter, Margin, Padding};
 use super::view::View;
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active};
+use crate::sys::stores::Stores;
 use std::cell::RefCell;
 
-/// What a thread keeps of buffers from one batch to the next: one large picture among many small ones
-/// would else take its room for ever.
+/// What a thread keeps of buffers whatever comes next. Of more it keeps what was of use: one large picture
+/// among many small ones would else take its room for ever.
 const KEPT: usize = 32 << 20;
 
 /// What one thread needs beside the image and the row: buffers that are used again.
@@ -27,6 +28,10 @@ pub struct Scratch {
     resizer: Resizer,
     buffers: [Buffer; 2],
     rows: Rows,
+}
+
+thread_local! {
+    static OF_THREAD: RefCell<Scratch> = RefCell::new(Scratch::new());
 }
 
 impl Scratch {
@@ -37,13 +42,11 @@ impl Scratch {
 
     /// That of this thread.
     pub fn here<T>(act: impl FnOnce(&mut Self) -> T) -> T {
-        thread_local! {
-            static OF_THREAD: RefCell<Scratch> = RefCell::new(Scratch::new());
-        }
         OF_THREAD.with(|scratch| match scratch.try_borrow_mut() {
             Ok(mut scratch) => {
                 let done = act(&mut scratch);
-                if scratch.capacity() > KEPT {
+                let (capacity, used) = scratch.room();
+                if capacity > KEPT && used < capacity / 2 {
                     *scratch = Self::new();
                 }
                 done
@@ -52,22 +55,22 @@ impl Scratch {
         })
     }
 
-    /// What it takes of memory.
-    pub(super) fn capacity(&self) -> usize {
-        let Rows { bytes, spare, numbers, .. } = &self.rows;
-        let [one, other] = &self.buffers;
-        let all = [one, other, bytes, spare, numbers].into_iter().map(Buffer::capacity);
-        all.sum::<usize>() + self.resizer.capacity()
+    /// What its buffers take of memory, and how much of it was of use since this was asked last.
+    fn room(&mut self) -> (usize, usize) {
+        let Self { resizer, buffers: [one, other], rows } = self;
+        let Rows { bytes, spare, numbers, made, .. } = rows;
+        let all = [one, other, bytes, spare, numbers, made].into_iter().chain(resizer.buffers());
+        all.map(Buffer::room).fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
+    }
+
+    /// What this thread keeps.
+    #[cfg(test)]
+    pub(super) fn kept() -> usize {
+        OF_THREAD.with_borrow_mut(|scratch| scratch.room().0)
     }
 
     pub(super) fn at(level: Level) -> Self {
-        let rows = Rows {
-            level,
-            kept: Kept::default(),
-            bytes: Buffer::default(),
-            spare: Buffer::default(),
-            numbers: Buffer::default(),
-        };
+        let rows = Rows { level, ..Rows::default() };
         Self { resizer: Resizer::default(), buffers: Default::default(), rows }
     }
 }
@@ -80,23 +83,29 @@ impl Default for Scratch {
 
 /// Bytes at an address that suits numbers.
 #[derive(Default)]
-pub(super) struct Buffer(Vec<u64>);
+pub(super) struct Buffer {
+    words: Vec<u64>,
+    /// So many of them were asked for.
+    used: usize,
+}
 
 impl Buffer {
-    pub fn capacity(&self) -> usize {
-        self.0.capacity() * 8
+    /// The bytes that there are, and how many were asked for since the last time.
+    fn room(&mut self) -> (usize, usize) {
+        (self.words.capacity() * 8, std::mem::take(&mut self.used) * 8)
     }
 
     /// An error where there is not so much memory: between two small images may be a large one.
     pub fn bytes(&mut self, len: usize) -> Result<&mut [u8]> {
         let words = len.div_ceil(8);
-        if self.0.len() < words {
-            self.0.clear(); // nobody wants what is in it, so it need not be moved
-            self.0.try_reserve(words).map_err(|_| out_of_memory(len))?;
-            self.0.resize(words, 0);
+        self.used = self.used.max(words);
+        if self.words.len() < words {
+            self.words.clear(); // nobody wants what is in it, so it need not be moved
+            self.words.try_reserve(words).map_err(|_| out_of_memory(len))?;
+            self.words.resize(words, 0);
         }
         // SAFETY: a u64 is eight bytes, of any value.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), len) })
     }
 
     pub fn floats(&mut self, len: usize) -> Result<&mut [f32]> {
@@ -106,7 +115,7 @@ impl Buffer {
     }
 }
 
-fn out_of_memory(bytes: usize) -> Error {
+pub(super) fn out_of_memory(bytes: usize) -> Error {
     Error::new(
         Kind::Space,
         format!("there is no memory for the {bytes} bytes that an image takes between two steps"),
@@ -114,19 +123,16 @@ fn out_of_memory(bytes: usize) -> Error {
 }
 
 /// What passes over rows need.
+#[derive(Default)]
 pub(super) struct Rows {
     pub level: Level,
     pub kept: Kept,
-    bytes: Buffer,
-    spare: Buffer,
-    numbers: Buffer,
-}
-
-impl Rows {
-    /// Room for a row of so many bytes, or values: twice in bytes, once in numbers.
-    pub fn lines(&mut self, len: usize) -> Result<(&mut [u8], &mut [u8], &mut [f32])> {
-        Ok((self.bytes.bytes(len)?, self.spare.bytes(len)?, self.numbers.floats(len)?))
-    }
+    /// Lines as they are read.
+    pub bytes: Buffer,
+    pub spare: Buffer,
+    pub numbers: Buffer,
+    /// Lines as they are written.
+    pub made: Buffer,
 }
 
 /// A row in the making.
@@ -137,7 +143,8 @@ struct Work<'a> {
     dtype: DType,
     chain: Vec<Point>,
     erased: Vec<Erased>,
-    /// The buffer that the view is of, all of it, plane by plane; none if it is of the image, or a part.
+    /// The buffer that the view is of, plane by plane: all of it, in whatever order. None if it is of the
+    /// image, or of a part.
     whole: Option<usize>,
     /// The buffer that is free.
     free: usize,
@@ -146,21 +153,20 @@ struct Work<'a> {
 /// Writes a row.
 ///
 /// # Safety
-/// The image must be readable as its shape says, and `to` valid for writes of all of the row; nobody
-/// else's, and aligned for its type.
+/// The image must be readable as its shape says, and the target valid for writes of all of the row; nobody
+/// else's.
 pub(super) unsafe fn apply(
     drawn: &Drawn,
     image: &Image,
-    to: *mut u8,
-    dtype: DType,
-    channels_last: bool,
+    target: Target,
     scratch: &mut Scratch,
 ) -> Result<()> {
+    let dtype = target.dtype;
     let before = State::of(&image.shape)?;
     if before != drawn.before {
         return Err(Error::new(Kind::State, "parameters of a row are used for another image"));
     }
-    if !(to as usize).is_multiple_of(dtype.bytes()) {
+    if !(target.to as usize).is_multiple_of(dtype.bytes()) {
         return Err(Error::new(Kind::State, "a row is at an address that does not suit its type"));
     }
     let mut work = Work {
@@ -182,7 +188,6 @@ pub(super) unsafe fn apply(
     if work.view.values() != drawn.after.values() {
         return Err(Error::new(Kind::State, "a row has become of another size than was drawn"));
     }
-    let target = Target { to, dtype, pixels: channels_last };
     // SAFETY: the row has room for as many values as `drawn.after` says.
     unsafe { finish(&work.view, &work.chain, &work.erased, target, &mut work.scratch.rows) }
 }
@@ -211,11 +216,9 @@ impl Work<'_> {
             }
             Op::HorizontalFlip => {
                 self.view = self.view.mirrored();
-                self.whole = None;
             }
             Op::VerticalFlip => {
                 self.view = self.view.upside_down();
-                self.whole = None;
             }
             Op::Erase { i, j, h, w, v, key } => {
                 let [top, left, height, width] = [i, j, h, w].map(|side| *side as usize);
@@ -297,7 +300,7 @@ impl Work<'_> {
         let bytes = view.channels * height * width * view.item;
         let Scratch { buffers, rows, .. } = &mut *self.scratch;
         let level = rows.level;
-        let (row, _, _) = rows.lines(view.channels * view.width * view.item)?;
+        let row = rows.bytes.bytes(view.channels * view.width * view.item)?;
         let to = buffers[self.free].bytes(bytes)?;
         // SAFETY: as above.
         unsafe { pad(&view, padding, fill, mode, to, row, level) };
@@ -325,9 +328,6 @@ impl Work<'_> {
         // SAFETY: by the caller's promise.
         let made = unsafe { resizer.resize(&view, size, how, to, rows.level)? };
         self.take(made);
-        if mirrored || upside_down {
-            self.whole = None;
-        }
         if mirrored {
             self.view = self.view.mirrored();
         }
@@ -365,7 +365,7 @@ impl Work<'_> {
         let view = self.view;
         let Scratch { buffers, rows, .. } = &mut *self.scratch;
         let to = buffers[self.free].bytes(view.values() * dtype.bytes())?.as_mut_ptr();
-        let target = Target { to, dtype, pixels: false };
+        let target = Target { to, dtype, pixels: false, stores: Stores::Cached };
         // SAFETY: by the caller's promise; the buffer has room, and is not the one that is read.
         unsafe { finish(&view, &self.chain, &self.erased, target, rows)? };
         let made = View::planar(to, dtype.bytes(), view.channels, view.height, view.width);

@@ -12,8 +12,8 @@ trait Tone: Copy {
     fn clamped(number: f32) -> Self;
     /// What torchvision takes of a grey for the next calculation.
     fn grey(number: f32) -> f32;
-    fn from_unit(number: f32) -> Self;
-    fn to_unit(self) -> f32;
+    /// Of a pixel whose hue was turned: the largest of its values, less a part of what the smallest lacks.
+    fn turned(most: f32, less: f32) -> Self;
 }
 
 impl Tone for u8 {
@@ -30,12 +30,9 @@ impl Tone for u8 {
         f32::from(byte(number)) // the floor of it
     }
     #[inline(always)]
-    fn from_unit(number: f32) -> Self {
-        byte(number * (255.0_f64 + 1.0 - 1e-3) as f32)
-    }
-    #[inline(always)]
-    fn to_unit(self) -> f32 {
-        f32::from(self) * (1.0 / 255.0_f64) as f32
+    fn turned(most: f32, less: f32) -> Self {
+        // torchvision does it with numbers from 0 to 1, and makes bytes of them in its way.
+        byte((most - less) * ((255.0_f64 + 1.0 - 1e-3) / 255.0) as f32)
     }
 }
 
@@ -53,12 +50,8 @@ impl Tone for f32 {
         number
     }
     #[inline(always)]
-    fn from_unit(number: f32) -> Self {
-        number
-    }
-    #[inline(always)]
-    fn to_unit(self) -> f32 {
-        self
+    fn turned(most: f32, less: f32) -> Self {
+        if less == 0.0 { most } else { (most - less).clamp(0.0, 1.0) }
     }
 }
 
@@ -107,65 +100,36 @@ fn greys<T: Tone, const FUSED: bool>(r: &[T], g: &[T], b: &[T], to: &mut [f32]) 
     }
 }
 
-/// torchvision's way through hue, saturation and value, without a branch.
+/// What torchvision does by way of hue, saturation and value: with the hue in sixths of the circle, each
+/// channel is the largest value of the pixel less a part of the range between it and the smallest, which
+/// rises from 0 to 1 in one sixth, stays for two, and falls in one.
 #[inline(always)]
 fn turn<T: Tone>(r: &mut [T], g: &mut [T], b: &mut [T], hue: f32) {
     let len = r.len().min(g.len()).min(b.len());
     let (r, g, b) = (&mut r[..len], &mut g[..len], &mut b[..len]);
+    let by = hue * 6.0;
     for x in 0..len {
-        let (red, green, blue) = (r[x].to_unit(), g[x].to_unit(), b[x].to_unit());
+        let (red, green, blue) = (r[x].number(), g[x].number(), b[x].number());
         let most = red.max(green).max(blue);
         let least = red.min(green).min(blue);
         let range = most - least;
-        let grey = most == least;
-        let s = range / if grey { 1.0 } else { most };
-        let divisor = if grey { 1.0 } else { range };
-        let (rc, gc, bc) =
-            ((most - red) / divisor, (most - green) / divisor, (most - blue) / divisor);
-        let not_red = most != red;
-        let is_green = most == green;
-        let h = if !not_red {
-            bc - gc
-        } else if is_green {
-            rc + 2.0 - bc
+        let (far, sixths) = if most == red {
+            (green - blue, by)
+        } else if most == green {
+            (blue - red, by + 2.0)
         } else {
-            gc + 4.0 - rc
+            (red - green, by + 4.0)
         };
-        let h = h * (1.0 / 6.0_f64) as f32 + 1.0;
-        let h = h - h.trunc();
-        let h = h + hue;
-        let h = h - h.trunc();
-        let h = if h < 0.0 { h + 1.0 } else { h };
-        let h6 = h * 6.0;
-        let i = h6.floor();
-        let f = h6 - i;
-        let i = if i >= 6.0 { i - 6.0 } else { i };
-        let unit = |value: f32| value.clamp(0.0, 1.0);
-        let (sxf, rest) = (s * f, 1.0 - s);
-        let v = most;
-        let q = unit((1.0 - sxf) * v);
-        let t = unit((sxf + rest) * v);
-        let p = unit(rest * v);
-        let pick = |of: [f32; 6]| {
-            let low = if i < 1.0 {
-                of[0]
-            } else if i < 2.0 {
-                of[1]
-            } else {
-                of[2]
-            };
-            let high = if i < 4.0 {
-                of[3]
-            } else if i < 5.0 {
-                of[4]
-            } else {
-                of[5]
-            };
-            if i < 3.0 { low } else { high }
+        let sixths = sixths + far / if range == 0.0 { 1.0 } else { range };
+        // From -4 to 8, and so one turn too many or too few at most.
+        let sixths = if sixths < 0.0 { sixths + 6.0 } else { sixths };
+        let sixths = if sixths >= 6.0 { sixths - 6.0 } else { sixths };
+        let channel = |behind: f32| {
+            let at = sixths + behind;
+            let at = if at >= 6.0 { at - 6.0 } else { at };
+            T::turned(most, range * at.min(4.0 - at).clamp(0.0, 1.0))
         };
-        r[x] = T::from_unit(pick([v, q, p, p, t, v]));
-        g[x] = T::from_unit(pick([t, v, v, q, p, p]));
-        b[x] = T::from_unit(pick([p, p, t, v, v, q]));
+        (r[x], g[x], b[x]) = (channel(5.0), channel(3.0), channel(1.0));
     }
 }
 
@@ -200,6 +164,30 @@ kernel! {
 kernel! {
     fn greys_of_bytes<FUSED>(r: &[u8], g: &[u8], b: &[u8], to: &mut [f32]) {
         greys::<u8, FUSED>(r, g, b, to);
+    }
+}
+kernel! {
+    fn sum_of_bytes<FUSED>(values: &[u8]) -> u32 {
+        values.iter().map(|&value| u32::from(value)).sum()
+    }
+}
+kernel! {
+    /// In many sums at once, which also lose less.
+    fn sum_of_floats<FUSED>(values: &[f32]) -> f64 {
+        let (whole, rest) = values.as_chunks::<16>();
+        let mut sums = [0.0_f64; 16];
+        for values in whole {
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum += f64::from(*value);
+            }
+        }
+        sums.iter().sum::<f64>() + rest.iter().map(|&value| f64::from(value)).sum::<f64>()
+    }
+}
+kernel! {
+    fn sum_of_pillow_greys<FUSED>(r: &[u8], g: &[u8], b: &[u8]) -> u32 {
+        let values = r.iter().zip(g).zip(b);
+        values.map(|((r, g), b)| u32::from(pillow_grey(*r, *g, *b))).sum()
     }
 }
 kernel! {
@@ -325,17 +313,17 @@ impl Planes<'_> {
         match self {
             Planes::Bytes(planes) => {
                 if planes.len() == len {
-                    all = planes.chunks(AT_ONCE).map(|part| f64::from(total(part))).sum();
+                    all = planes
+                        .chunks(AT_ONCE)
+                        .map(|part| f64::from(sum_of_bytes(level, part)))
+                        .sum();
                 } else {
                     by_parts(planes, len, |r, g, b| {
                         if pil {
-                            let values = r.iter().zip(&*g).zip(&*b);
-                            let sum: u32 =
-                                values.map(|((r, g), b)| u32::from(pillow_grey(*r, *g, *b))).sum();
-                            all += f64::from(sum);
+                            all += f64::from(sum_of_pillow_greys(level, r, g, b));
                         } else {
                             greys_of_bytes(level, r, g, b, &mut greys);
-                            all += sum_of(&greys[..r.len()]);
+                            all += sum_of_floats(level, &greys[..r.len()]);
                         }
                     });
                 }
@@ -347,11 +335,11 @@ impl Planes<'_> {
             }
             Planes::Floats(planes) => {
                 if planes.len() == len {
-                    all = sum_of(planes);
+                    all = sum_of_floats(level, planes);
                 } else {
                     by_parts(planes, len, |r, g, b| {
                         greys_of_floats(level, r, g, b, &mut greys);
-                        all += sum_of(&greys[..r.len()]);
+                        all += sum_of_floats(level, &greys[..r.len()]);
                     });
                 }
                 floats_towards(level, planes, (all / len as f64) as f32, narrow, share);
@@ -415,20 +403,4 @@ impl Planes<'_> {
             }),
         }
     }
-}
-
-fn total(bytes: &[u8]) -> u32 {
-    bytes.iter().map(|&byte| u32::from(byte)).sum()
-}
-
-/// In many sums at once, which also lose less.
-fn sum_of(values: &[f32]) -> f64 {
-    let (whole, rest) = values.as_chunks::<16>();
-    let mut sums = [0.0_f64; 16];
-    for values in whole {
-        for (sum, value) in sums.iter_mut().zip(values) {
-            *sum += f64::from(*value);
-        }
-    }
-    sums.iter().sum::<f64>() + rest.iter().map(|&value| f64::from(value)).sum::<f64>()
 }

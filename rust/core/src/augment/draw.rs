@@ -166,12 +166,13 @@ fn one(step: &Step, state: State, note: &mut Option<Note>, place: u64) -> Result
         }
         Step::CenterCrop { size } => {
             let lacking = |need: u32, side: u32| need.saturating_sub(side);
+            let (high, wide) = (height.max(size[0]), width.max(size[1]));
+            state.of_sides(high.into(), wide.into())?;
             let (down, right) = (lacking(size[0], height), lacking(size[1], width));
             if (down, right) != (0, 0) {
                 let margins = [right / 2, down / 2, right.div_ceil(2), down.div_ceil(2)];
                 add(pad(step, &state, margins, (&[0.0], Some(0.0)), Margin::Constant)?);
             }
-            let (high, wide) = (height.max(size[0]), width.max(size[1]));
             let middle = |side: u32, need: u32| (f64::from(side - need) / 2.0).round_ties_even();
             (then.height, then.width) = (size[0], size[1]);
             if (high, wide) != (size[0], size[1]) {

@@ -7,13 +7,17 @@
 use std::sync::OnceLock;
 
 /// What the processor can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Level {
+    #[default]
     Plain,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// And shuffles of 64 bytes.
+    #[cfg(target_arch = "x86_64")]
+    Vbmi,
 }
 
 impl Level {
@@ -40,6 +44,9 @@ impl Level {
                 && is_x86_feature_detected!("avx512vl");
             if avx2 && avx512 {
                 all.push(Level::Avx512);
+                if is_x86_feature_detected!("avx512vbmi") {
+                    all.push(Level::Vbmi);
+                }
             }
         }
         all
@@ -53,28 +60,31 @@ impl Level {
 
 /// A function once for each level; `FUSED` says whether `sum` rounds once.
 macro_rules! kernel {
-    ($(#[$meta:meta])* fn $name:ident<$fused:ident>($($arg:ident: $kind:ty),* $(,)?) $body:block) => {
+    (
+        $(#[$meta:meta])*
+        fn $name:ident<$fused:ident>($($arg:ident: $kind:ty),* $(,)?) $(-> $made:ty)? $body:block
+    ) => {
         $(#[$meta])*
         #[allow(unsafe_code)] // calls of functions compiled for what was found
-        pub(super) fn $name(level: Level, $($arg: $kind),*) {
+        pub(super) fn $name(level: Level, $($arg: $kind),*) $(-> $made)? {
             #[inline(always)]
-            fn body<const $fused: bool>($($arg: $kind),*) $body
+            fn body<const $fused: bool>($($arg: $kind),*) $(-> $made)? $body
             match level {
                 Level::Plain => body::<{ cfg!(target_arch = "aarch64") }>($($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 Level::Avx2 => {
                     #[target_feature(enable = "avx2,fma,f16c")]
-                    fn compiled($($arg: $kind),*) {
-                        body::<true>($($arg),*);
+                    fn compiled($($arg: $kind),*) $(-> $made)? {
+                        body::<true>($($arg),*)
                     }
                     // SAFETY: the processor has it, or there would be no such level.
                     unsafe { compiled($($arg),*) }
                 }
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx512 => {
+                Level::Avx512 | Level::Vbmi => {
                     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-                    fn compiled($($arg: $kind),*) {
-                        body::<true>($($arg),*);
+                    fn compiled($($arg: $kind),*) $(-> $made)? {
+                        body::<true>($($arg),*)
                     }
                     // SAFETY: as above.
                     unsafe { compiled($($arg),*) }
@@ -109,13 +119,20 @@ pub(super) fn to_bfloat16(value: f32) -> u16 {
 }
 
 kernel! {
-    /// Pixels of three channels into three rows.
-    fn split_pixels<FUSED>(from: &[u8], r: &mut [u8], g: &mut [u8], b: &mut [u8]) {
+    /// Pixels of three channels into three rows, the last pixel first if they are mirrored.
+    fn split_pixels<FUSED>(from: &[u8], mirrored: bool, r: &mut [u8], g: &mut [u8], b: &mut [u8]) {
         let (pixels, _) = from.as_chunks::<3>();
         let len = pixels.len().min(r.len()).min(g.len()).min(b.len());
         let (pixels, r, g, b) = (&pixels[..len], &mut r[..len], &mut g[..len], &mut b[..len]);
-        for x in 0..len {
-            (r[x], g[x], b[x]) = (pixels[x][0], pixels[x][1], pixels[x][2]);
+        if mirrored {
+            for x in 0..len {
+                let pixel = pixels[len - 1 - x];
+                (r[x], g[x], b[x]) = (pixel[0], pixel[1], pixel[2]);
+            }
+        } else {
+            for x in 0..len {
+                (r[x], g[x], b[x]) = (pixels[x][0], pixels[x][1], pixels[x][2]);
+            }
         }
     }
 }
@@ -132,29 +149,73 @@ kernel! {
     }
 }
 
-/// Coefficients of values one after the other: of one channel, or of three in turn.
-pub(super) const TURN: usize = 48;
-/// Scale and bias.
-pub(super) type Lines = ([f32; TURN], [f32; TURN]);
+/// Values in their order, or the last first.
+macro_rules! each_value {
+    ($from:ident, $mirrored:ident, $to:ident, $convert:expr) => {{
+        let convert = $convert;
+        if $mirrored {
+            $to.iter_mut().zip($from.iter().rev()).for_each(|(to, from)| *to = convert(*from));
+        } else {
+            $to.iter_mut().zip($from).for_each(|(to, from)| *to = convert(*from));
+        }
+    }};
+}
 
-/// Writes what a line makes of bytes.
+kernel! {
+    /// Bytes as they are.
+    fn copy_bytes<FUSED>(from: &[u8], mirrored: bool, to: &mut [u8]) {
+        each_value!(from, mirrored, to, |value| value);
+    }
+}
+
+kernel! {
+    /// Values of four bytes as they are.
+    fn copy_words<FUSED>(from: &[[u8; 4]], mirrored: bool, to: &mut [[u8; 4]]) {
+        each_value!(from, mirrored, to, |value: [u8; 4]| value);
+    }
+}
+
+kernel! {
+    /// Pixels of three channels, the last first.
+    fn mirror_pixels<FUSED>(from: &[[u8; 3]], to: &mut [[u8; 3]]) {
+        to.iter_mut().zip(from.iter().rev()).for_each(|(to, from)| *to = *from);
+    }
+}
+
+/// Scale and bias.
+pub(super) type Line = (f32, f32);
+/// So many values one after the other are of channels in turn.
+pub(super) const TURN: usize = 48;
+/// Scale and bias of each of a turn.
+pub(super) type Turn = ([f32; TURN], [f32; TURN]);
+
+/// Writes what lines make of bytes.
 macro_rules! lines {
-    ($(#[$meta:meta])* $name:ident, $to:ty, $convert:expr) => {
+    ($(#[$meta:meta])* $of_channel:ident, $of_pixels:ident, $to:ty, $convert:expr) => {
         kernel! {
             $(#[$meta])*
-            fn $name<FUSED>(from: &[u8], lines: &Lines, to: &mut [$to]) {
-                let (scale, bias) = lines;
-                let convert = $convert;
+            fn $of_channel<FUSED>(from: &[u8], line: Line, mirrored: bool, to: &mut [$to]) {
+                let (scale, bias) = line;
+                let round = $convert;
+                let convert = |from: u8| round(sum::<FUSED>(f32::from(from), scale, bias));
+                each_value!(from, mirrored, to, convert);
+            }
+        }
+        kernel! {
+            /// The same of the channels of pixels in turn.
+            fn $of_pixels<FUSED>(from: &[u8], turn: &Turn, to: &mut [$to]) {
+                let (scale, bias) = turn;
+                let round = $convert;
                 let len = from.len().min(to.len());
                 let (whole, rest) = from[..len].as_chunks::<TURN>();
                 let (to_whole, to_rest) = to[..len].as_chunks_mut::<TURN>();
                 for (from, to) in whole.iter().zip(to_whole) {
                     for x in 0..TURN {
-                        to[x] = convert(sum::<FUSED>(f32::from(from[x]), scale[x], bias[x]));
+                        to[x] = round(sum::<FUSED>(f32::from(from[x]), scale[x], bias[x]));
                     }
                 }
                 for (x, (from, to)) in rest.iter().zip(to_rest).enumerate() {
-                    *to = convert(sum::<FUSED>(f32::from(*from), scale[x], bias[x]));
+                    *to = round(sum::<FUSED>(f32::from(*from), scale[x], bias[x]));
                 }
             }
         }
@@ -162,9 +223,9 @@ macro_rules! lines {
 }
 lines!(
     /// As float32.
-    lines_to_float, f32, |value: f32| value
+    line_to_float, pixels_to_float, f32, |value: f32| value
 );
 lines!(
     /// As bfloat16.
-    lines_to_bfloat16, u16, to_bfloat16
+    line_to_bfloat16, pixels_to_bfloat16, u16, to_bfloat16
 );

@@ -3,39 +3,49 @@
 
 use super::kernels::{Level, kernel, sum};
 #[cfg(target_arch = "x86_64")]
-use super::weights::{Block, REACH};
+use super::weights::{Block, Blocks};
 use super::weights::{STEP, Weights};
 
 /// A line of bytes in another size, and behind it up to the next `STEP` what nobody reads.
 pub(super) fn along_bytes(level: Level, from: &[u8], weights: &Weights, to: &mut [u8]) {
-    #[cfg(target_arch = "x86_64")]
-    if level != Level::Plain && !weights.blocks.is_empty() {
-        let (taps, precision) = (weights.taps, weights.precision);
-        // SAFETY: the processor has it, or there would be no such level.
-        unsafe { gathered(from, &weights.blocks, taps.div_ceil(2), precision, to) };
-        return;
-    }
     let Weights { starts, whole, taps, precision, .. } = weights;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: there are no such blocks unless the processor has the instructions for them.
+    unsafe {
+        let pairs = taps.div_ceil(2);
+        match weights.blocks(level) {
+            Blocks::Eight(blocks) => return eights(from, blocks, pairs, *precision, to),
+            Blocks::Sixteen(blocks) => return sixteens(from, blocks, pairs, *precision, to),
+            Blocks::None => {}
+        }
+    }
     summed_bytes(level, from, starts, whole, *taps, *precision, to);
+}
+
+/// Calls a function for a number of pairs that is known when it is compiled, or else for 0.
+#[cfg(target_arch = "x86_64")]
+macro_rules! by_pairs {
+    ($name:ident($from:expr, $blocks:expr, $pairs:expr, $precision:expr, $to:expr)) => {
+        match $pairs {
+            1 => $name::<1>($from, $blocks, 1, $precision, $to),
+            2 => $name::<2>($from, $blocks, 2, $precision, $to),
+            pairs => $name::<0>($from, $blocks, pairs, $precision, $to),
+        }
+    };
 }
 
 /// The same by instructions that bring 16 bytes in any order, and multiply and add pairs.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn gathered(from: &[u8], blocks: &[Block], pairs: usize, precision: u32, to: &mut [u8]) {
-    match pairs {
-        1 => gathered_by::<1>(from, blocks, pairs, precision, to),
-        2 => gathered_by::<2>(from, blocks, pairs, precision, to),
-        _ => gathered_by::<0>(from, blocks, pairs, precision, to),
-    }
+fn eights(from: &[u8], blocks: &[Block<16>], pairs: usize, precision: u32, to: &mut [u8]) {
+    by_pairs!(eights_by(from, blocks, pairs, precision, to));
 }
 
-/// `PAIRS` is `pairs`, where that is known when this is compiled, or else 0.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn gathered_by<const PAIRS: usize>(
+fn eights_by<const PAIRS: usize>(
     from: &[u8],
-    blocks: &[Block],
+    blocks: &[Block<16>],
     pairs: usize,
     precision: u32,
     to: &mut [u8],
@@ -45,7 +55,7 @@ fn gathered_by<const PAIRS: usize>(
     let half = _mm256_set1_epi32(1 << precision >> 1);
     let shift = _mm_cvtsi32_si128(precision as i32);
     let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    let last = from.len() - REACH;
+    let last = from.len() - 16;
     let (steps, _) = to.as_chunks_mut::<STEP>();
     for (blocks, to) in blocks.chunks_exact(4 * pairs).zip(steps) {
         let mut sums = [half; 4];
@@ -78,6 +88,51 @@ fn gathered_by<const PAIRS: usize>(
     }
 }
 
+/// The same by instructions that bring 64 bytes in any order.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+fn sixteens(from: &[u8], blocks: &[Block<32>], pairs: usize, precision: u32, to: &mut [u8]) {
+    by_pairs!(sixteens_by(from, blocks, pairs, precision, to));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+fn sixteens_by<const PAIRS: usize>(
+    from: &[u8],
+    blocks: &[Block<32>],
+    pairs: usize,
+    precision: u32,
+    to: &mut [u8],
+) {
+    use std::arch::x86_64::*;
+    const LOWER: u64 = u64::MAX / 3; // of every two bytes
+    let pairs = if PAIRS == 0 { pairs } else { PAIRS };
+    let half = _mm512_set1_epi32(1 << precision >> 1);
+    let shift = _mm_cvtsi32_si128(precision as i32);
+    let last = from.len() - 64;
+    let (steps, _) = to.as_chunks_mut::<16>();
+    for (blocks, to) in blocks.chunks_exact(pairs).zip(steps) {
+        let mut sum = half;
+        for block in blocks {
+            let base = block.bases[0] as usize;
+            assert!(base <= last);
+            // SAFETY: 64 bytes from there are within the line; a block is 64 bytes of each.
+            let (bytes, places, weights) = unsafe {
+                (
+                    _mm512_loadu_si512(from.as_ptr().add(base).cast()),
+                    _mm512_loadu_si512(block.places.as_ptr().cast()),
+                    _mm512_loadu_si512(block.weights.as_ptr().cast()),
+                )
+            };
+            let pairs = _mm512_maskz_permutexvar_epi8(LOWER, places, bytes);
+            sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, weights));
+        }
+        let made = _mm512_max_epi32(_mm512_sra_epi32(sum, shift), _mm512_setzero_si512());
+        // SAFETY: 16 bytes.
+        unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtusepi32_epi8(made)) };
+    }
+}
+
 kernel! {
     fn summed_bytes<FUSED>(
         from: &[u8], starts: &[usize], weights: &[i16], taps: usize, precision: u32, to: &mut [u8],
@@ -95,22 +150,58 @@ kernel! {
     fn across_bytes<FUSED>(
         lines: &[u8], room: usize, weights: &[i16], precision: u32, to: &mut [u8],
     ) {
-        for (step, to) in to.chunks_mut(STEP).enumerate() {
-            let mut sums = [1_i32 << precision >> 1; STEP];
-            for (line, weight) in lines.chunks_exact(room).zip(weights) {
-                let (steps, _) = line.as_chunks::<STEP>();
-                let (line, weight) = (&steps[step], i32::from(*weight));
-                for x in 0..STEP {
-                    sums[x] += i32::from(line[x]) * weight;
-                }
-            }
-            let write = |(to, sum): (&mut u8, &i32)| *to = (sum >> precision).clamp(0, 255) as u8;
-            match to.first_chunk_mut::<STEP>() {
-                // Of a length that is known, it is a few instructions.
-                Some(to) => to.iter_mut().zip(&sums).for_each(write),
-                None => to.iter_mut().zip(&sums).for_each(write),
+        match weights.len() {
+            1 => few_lines::<1>(lines, room, weights, precision, to),
+            2 => few_lines::<2>(lines, room, weights, precision, to),
+            3 => few_lines::<3>(lines, room, weights, precision, to),
+            4 => few_lines::<4>(lines, room, weights, precision, to),
+            5 => few_lines::<5>(lines, room, weights, precision, to),
+            6 => few_lines::<6>(lines, room, weights, precision, to),
+            _ => many_lines(lines, room, weights, precision, to),
+        }
+    }
+}
+
+/// Weights are of about one in all, so what is made of bytes fits 16 bits.
+#[inline(always)]
+fn to_byte(sum: i32, precision: u32) -> u8 {
+    ((sum >> precision) as i16).clamp(0, 255) as u8
+}
+
+/// One loop over all lines, which a compiler sees through.
+#[inline(always)]
+fn few_lines<const COUNT: usize>(
+    lines: &[u8],
+    room: usize,
+    weights: &[i16],
+    precision: u32,
+    to: &mut [u8],
+) {
+    let len = to.len();
+    let lines: [&[u8]; COUNT] = std::array::from_fn(|line| &lines[line * room..][..len]);
+    let weights: [i16; COUNT] = std::array::from_fn(|line| weights[line]);
+    for x in 0..len {
+        let mut sum = 1_i32 << precision >> 1;
+        for line in 0..COUNT {
+            sum += i32::from(i16::from(lines[line][x])) * i32::from(weights[line]);
+        }
+        to[x] = to_byte(sum, precision);
+    }
+}
+
+#[inline(always)]
+fn many_lines(lines: &[u8], room: usize, weights: &[i16], precision: u32, to: &mut [u8]) {
+    const AT_ONCE: usize = 512;
+    for (part, to) in to.chunks_mut(AT_ONCE).enumerate() {
+        let mut sums = [1_i32 << precision >> 1; AT_ONCE];
+        let sums = &mut sums[..to.len()];
+        for (line, weight) in lines.chunks_exact(room).zip(weights) {
+            let line = &line[part * AT_ONCE..][..sums.len()];
+            for (sum, value) in sums.iter_mut().zip(line) {
+                *sum += i32::from(i16::from(*value)) * i32::from(*weight);
             }
         }
+        to.iter_mut().zip(sums).for_each(|(to, sum)| *to = to_byte(*sum, precision));
     }
 }
 
@@ -129,15 +220,11 @@ kernel! {
 kernel! {
     /// The sum of lines that lie `room` numbers apart, one for each weight.
     fn across_numbers<FUSED>(lines: &[f32], room: usize, weights: &[f32], to: &mut [f32]) {
-        for (step, to) in to.chunks_mut(STEP).enumerate() {
-            let mut sums = [0.0_f32; STEP];
-            for (line, weight) in lines.chunks_exact(room).zip(weights) {
-                let (steps, _) = line.as_chunks::<STEP>();
-                for x in 0..STEP {
-                    sums[x] = sum::<FUSED>(steps[step][x], *weight, sums[x]);
-                }
+        to.fill(0.0);
+        for (line, weight) in lines.chunks_exact(room).zip(weights) {
+            for (to, value) in to.iter_mut().zip(line) {
+                *to = sum::<FUSED>(*value, *weight, *to);
             }
-            to.copy_from_slice(&sums[..to.len()]);
         }
     }
 }

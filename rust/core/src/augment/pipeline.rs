@@ -3,10 +3,12 @@
 
 use super::apply::{Scratch, apply};
 use super::draw::{Drawn, draw, output_of};
+use super::finish::Target;
 use super::image::{DType, Form, Holder, Image, Output, Shape, State};
 use super::numbers::Number;
 use super::steps::Description;
 use crate::error::{Error, Kind, Result};
+use crate::sys::stores::Stores;
 use crate::sys::thread_pool::{Threads, post};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -53,12 +55,13 @@ impl Pipeline {
         drawn: &Drawn,
         image: Image,
         to: *mut u8,
+        stores: Stores,
         scratch: &mut Scratch,
     ) -> Result<()> {
         let dtype = self.dtype_of(&drawn.after)?;
-        let last = self.channels_last(&drawn.after);
+        let target = Target { to, dtype, pixels: self.channels_last(&drawn.after), stores };
         // SAFETY: by the caller's promise.
-        unsafe { apply(drawn, &image, to, dtype, last, scratch) }
+        unsafe { apply(drawn, &image, target, scratch) }
     }
 
     /// Writes rows of images that lie one after the other, on up to that many threads, this one
@@ -77,6 +80,7 @@ impl Pipeline {
         let image_bytes = State::of(&images.shape)?.bytes();
         let (from, to) = (images.data as usize, to as usize);
         let (pipeline, shape) = (Arc::clone(self), images.shape);
+        let stores = Stores::of(count * bytes);
         let failed = Arc::new(Mutex::new(None));
         let found = Arc::clone(&failed);
         let work = move |row: usize| {
@@ -84,7 +88,9 @@ impl Pipeline {
             let to = (to + row * bytes) as *mut u8;
             let done = pipeline.draw(numbers[row], &shape).and_then(|drawn| {
                 // SAFETY: by the caller's promise; each row is written by one thread.
-                Scratch::here(|scratch| unsafe { pipeline.apply(&drawn, image, to, scratch) })
+                Scratch::here(|scratch| unsafe {
+                    pipeline.apply(&drawn, image, to, stores, scratch)
+                })
             });
             if let Err(error) = done {
                 found.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);

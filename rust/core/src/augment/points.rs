@@ -4,9 +4,11 @@
 //! torch does, step by step. Where one line (scale × byte + bias, rounded once) is as good as the table,
 //! it is used instead, for it is faster.
 
+use super::apply::out_of_memory;
 use super::draw::Op;
 use super::image::DType;
-use super::kernels::{Lines, TURN, to_bfloat16};
+use super::kernels::{Line, TURN, Turn, to_bfloat16};
+use crate::error::Result;
 use crate::fault::{Fault, active};
 use std::sync::Arc;
 
@@ -83,18 +85,19 @@ pub(super) enum Recipe {
     /// They stay.
     Same,
     /// For each channel; and for the channels of pixels in turn, `at_once` values from the first on.
-    Lines { rows: Vec<Lines>, pixels: Box<Lines>, at_once: usize },
+    Lines { channels: Vec<Line>, pixels: Box<Turn>, at_once: usize },
     /// 256 of each channel.
     Table(Vec<f32>),
 }
 
 impl Recipe {
     /// Of bytes, through a chain, to values of that type.
-    pub fn of(chain: &[Point], channels: usize, to: DType, fuses: bool) -> Self {
+    pub fn of(chain: &[Point], channels: usize, to: DType, fuses: bool) -> Result<Self> {
         if chain.is_empty() && to == DType::UInt8 {
-            return Recipe::Same;
+            return Ok(Recipe::Same);
         }
-        let mut table = Vec::with_capacity(256 * channels);
+        let mut table = Vec::new();
+        table.try_reserve_exact(256 * channels).map_err(|_| out_of_memory(1024 * channels))?;
         for channel in 0..channels {
             for value in 0..=255_u8 {
                 let (value, _) = through(chain, channel, f32::from(value), DType::UInt8);
@@ -102,9 +105,9 @@ impl Recipe {
             }
         }
         if !fuses || to == DType::UInt8 || channels > TURN {
-            return Recipe::Table(table);
+            return Ok(Recipe::Table(table));
         }
-        let lines: Vec<(f32, f32)> = (0..channels).map(|channel| line(chain, channel)).collect();
+        let lines: Vec<Line> = (0..channels).map(|channel| line(chain, channel)).collect();
         let good = table.iter().enumerate().all(|(place, &exact)| {
             let (scale, bias) = lines[place / 256];
             let made = rounded(((place % 256) as f32).mul_add(scale, bias), to);
@@ -114,26 +117,21 @@ impl Recipe {
             }
         });
         if !good {
-            return Recipe::Table(table);
+            return Ok(Recipe::Table(table));
         }
-        let turn = |of: &dyn Fn(usize) -> usize| {
-            let mut made = ([0.0; TURN], [0.0; TURN]);
-            for place in 0..TURN {
-                (made.0[place], made.1[place]) = lines[of(place)];
-            }
-            made
-        };
-        let rows = (0..channels).map(|channel| turn(&|_| channel)).collect();
-        let pixels = Box::new(turn(&|place| place % channels));
+        let mut pixels = Box::new(([0.0; TURN], [0.0; TURN]));
+        for place in 0..TURN {
+            (pixels.0[place], pixels.1[place]) = lines[place % channels];
+        }
         // Behind the last whole pixel of a turn the next one would begin with another channel.
         let divides = TURN.is_multiple_of(channels) || active(Fault::TurnOver);
         let at_once = if divides { usize::MAX } else { TURN - TURN % channels };
-        Recipe::Lines { rows, pixels, at_once }
+        Ok(Recipe::Lines { channels: lines, pixels, at_once })
     }
 }
 
 /// Scale and bias that a chain of float32 amounts to; of no use for another.
-fn line(chain: &[Point], channel: usize) -> (f32, f32) {
+fn line(chain: &[Point], channel: usize) -> Line {
     let (mut scale, mut bias) = (1.0_f64, 0.0_f64);
     let mut was_bytes = true;
     for point in chain {

@@ -6,14 +6,13 @@ use super::kernels::Level;
 use super::passes::{across_bytes, across_numbers, along_bytes, along_numbers};
 use super::steps::Filter;
 use super::view::View;
-use super::weights::{Sides, Weights};
+use super::weights::{Known, Sides, Weights};
 use crate::error::Result;
 
 /// What is used again from image to image.
 #[derive(Default)]
 pub(super) struct Resizer {
-    along: Weights,
-    across: Weights,
+    known: Known,
     /// A row of the image, where its values do not lie one after the other.
     row: Buffer,
     /// The rows in their new width, plane by plane, with room behind each.
@@ -21,9 +20,8 @@ pub(super) struct Resizer {
 }
 
 impl Resizer {
-    /// What its lines take of memory.
-    pub fn capacity(&self) -> usize {
-        self.row.capacity() + self.between.capacity()
+    pub fn buffers(&mut self) -> [&mut Buffer; 2] {
+        [&mut self.row, &mut self.between]
     }
 
     /// Writes the view in another size, plane by plane: a view of `to`.
@@ -39,15 +37,15 @@ impl Resizer {
         level: Level,
     ) -> Result<View> {
         let bytes = !view.is_float();
-        let sides = |from, to| Sides { from, to, filter, antialias };
-        self.along.become_for(sides(view.width, width), bytes);
-        self.across.become_for(sides(view.height, height), bytes);
+        let sides = |from, to| Sides { from, to, filter, antialias, bytes };
+        let along = self.known.weights(sides(view.width, width), level)?;
+        let across = self.known.weights(sides(view.height, height), level)?;
         let made = View::planar(to.as_ptr(), view.item, view.channels, height, width);
         // SAFETY: by the caller's promise.
         unsafe {
             match bytes {
-                true => self.bytes(view, &made, to, level)?,
-                false => self.numbers(view, &made, to, level)?,
+                true => self.bytes(view, (&along, &across), &made, to, level)?,
+                false => self.numbers(view, (&along, &across), &made, to, level)?,
             }
         }
         Ok(made)
@@ -58,22 +56,23 @@ impl Resizer {
     unsafe fn bytes(
         &mut self,
         view: &View,
+        (along, across): (&Weights, &Weights),
         made: &View,
         to: &mut [u8],
         level: Level,
     ) -> Result<()> {
-        let Self { along, across, row, between } = self;
+        let Self { row, between, .. } = self;
         let (rows, room) = (across.reach(), along.room());
         let between = between.bytes(view.channels * rows.len() * room)?;
         let row = row.bytes(view.channels * view.width)?;
         for (at, y) in rows.clone().enumerate() {
-            if !view.has_plain_rows() {
+            if !view.has_rows() {
                 // SAFETY: by the caller's promise.
                 unsafe { view.copy_row(y, row, level) };
             }
             for channel in 0..view.channels {
-                let from = match view.has_plain_rows() {
-                    // SAFETY: as above; they are plain.
+                let from = match view.has_rows() {
+                    // SAFETY: as above; who resizes mirrors afterwards.
                     true => unsafe { view.row_of(channel, y) },
                     false => &row[channel * view.width..][..view.width],
                 };
@@ -94,11 +93,12 @@ impl Resizer {
     unsafe fn numbers(
         &mut self,
         view: &View,
+        (along, across): (&Weights, &Weights),
         made: &View,
         to: &mut [u8],
         level: Level,
     ) -> Result<()> {
-        let Self { along, across, row, between } = self;
+        let Self { row, between, .. } = self;
         let (rows, room) = (across.reach(), along.room());
         let between = between.floats(view.channels * rows.len() * room)?;
         for (at, y) in rows.clone().enumerate() {

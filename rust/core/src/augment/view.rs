@@ -94,19 +94,43 @@ impl View {
             && self.pixel.unsigned_abs() == self.item * self.channels
     }
 
-    /// Values of a row lie one after the other.
-    pub fn has_plain_rows(&self) -> bool {
-        self.pixel == self.item as isize
+    /// Values of a row lie one after the other, or the last first.
+    pub fn has_rows(&self) -> bool {
+        self.pixel.unsigned_abs() == self.item
     }
 
-    /// The bytes of a row of a channel, where they lie one after the other.
+    /// Whether the last value of a row lies first.
+    pub fn is_mirrored(&self) -> bool {
+        self.pixel < 0
+    }
+
+    /// The bytes of a row of a channel, as they lie there.
     ///
     /// # Safety
-    /// The image must be readable, and `has_plain_rows`.
+    /// The image must be readable, and `has_rows`.
     pub unsafe fn row_of<'a>(&self, channel: usize, y: usize) -> &'a [u8] {
-        // SAFETY: within the image, by the caller's promise. What others write there meanwhile makes the
-        // row nonsense, which is thrown away.
-        unsafe { std::slice::from_raw_parts(self.at(channel, y, 0), self.width * self.item) }
+        // SAFETY: within the image, by the caller's promise.
+        unsafe { self.bytes_of(channel, y, self.width * self.item) }
+    }
+
+    /// A row, pixel by pixel, as it lies there.
+    ///
+    /// # Safety
+    /// The image must be readable, and `is_interleaved`.
+    pub unsafe fn pixels_of<'a>(&self, y: usize) -> &'a [u8] {
+        // SAFETY: within the image, by the caller's promise.
+        unsafe { self.bytes_of(0, y, self.width * self.channels * self.item) }
+    }
+
+    /// So many bytes of a row, from its leftmost on. What others write there meanwhile makes them
+    /// nonsense, which is thrown away.
+    ///
+    /// # Safety
+    /// They must lie within the image, which must be readable.
+    unsafe fn bytes_of<'a>(&self, channel: usize, y: usize, len: usize) -> &'a [u8] {
+        let first = if self.is_mirrored() { self.width - 1 } else { 0 };
+        // SAFETY: by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.at(channel, y, first), len) }
     }
 
     /// All channels of a row, one after the other, as they are to be seen.
@@ -116,41 +140,30 @@ impl View {
     pub unsafe fn copy_row(&self, y: usize, to: &mut [u8], level: Level) {
         let bytes = self.width * self.item;
         if self.item == 1 && self.channels == 3 && self.is_interleaved() {
-            let first =
-                if self.pixel < 0 { self.at(0, y, self.width - 1) } else { self.at(0, y, 0) };
-            // SAFETY: all pixels of the row, from its leftmost byte.
-            let row = unsafe { std::slice::from_raw_parts(first, 3 * self.width) };
+            // SAFETY: all pixels of the row.
+            let row = unsafe { self.bytes_of(0, y, 3 * self.width) };
             let (r, rest) = to.split_at_mut(bytes);
             let (g, b) = rest.split_at_mut(bytes);
-            let b = &mut b[..bytes];
-            kernels::split_pixels(level, row, r, g, b);
-            if self.pixel < 0 {
-                [r, g, b].into_iter().for_each(<[u8]>::reverse);
-            }
+            kernels::split_pixels(level, row, self.is_mirrored(), r, g, &mut b[..bytes]);
             return;
         }
         for (channel, to) in to.chunks_exact_mut(bytes).take(self.channels).enumerate() {
             // SAFETY: by the caller's promise.
-            unsafe { self.copy_channel(channel, y, to) };
+            unsafe { self.copy_channel(channel, y, to, level) };
         }
     }
 
     /// # Safety
     /// As for `copy_row`.
-    unsafe fn copy_channel(&self, channel: usize, y: usize, to: &mut [u8]) {
-        if self.pixel.unsigned_abs() == self.item {
-            let mirrored = self.pixel < 0;
-            let first = if mirrored { self.width - 1 } else { 0 };
-            // SAFETY: the row from its leftmost byte.
-            let row = unsafe { std::slice::from_raw_parts(self.at(channel, y, first), to.len()) };
-            to.copy_from_slice(row);
-            if mirrored {
-                match self.item {
-                    1 => to.reverse(),
-                    _ => {
-                        let (values, _) = to.as_chunks_mut::<4>();
-                        values.reverse();
-                    }
+    unsafe fn copy_channel(&self, channel: usize, y: usize, to: &mut [u8], level: Level) {
+        if self.has_rows() {
+            // SAFETY: by the caller's promise.
+            let row = unsafe { self.row_of(channel, y) };
+            match self.item {
+                1 => kernels::copy_bytes(level, row, self.is_mirrored(), to),
+                _ => {
+                    let ((row, _), (to, _)) = (row.as_chunks::<4>(), to.as_chunks_mut::<4>());
+                    kernels::copy_words(level, row, self.is_mirrored(), to);
                 }
             }
             return;
@@ -170,21 +183,23 @@ impl View {
     pub unsafe fn copy_pixels(&self, y: usize, to: &mut [u8], rows: &mut [u8], level: Level) {
         let (pixel, bytes) = (self.item * self.channels, self.width * self.item);
         let to = &mut to[..self.width * pixel];
-        if self.is_interleaved() || self.channels == 1 {
-            let mirrored = self.pixel < 0;
-            if self.pixel.unsigned_abs() == pixel {
-                let first = if mirrored { self.width - 1 } else { 0 };
-                // SAFETY: the row from its leftmost byte.
-                let row = unsafe { std::slice::from_raw_parts(self.at(0, y, first), to.len()) };
-                if !mirrored {
-                    to.copy_from_slice(row);
-                    return;
+        if self.pixel.unsigned_abs() == pixel && (self.is_interleaved() || self.channels == 1) {
+            // SAFETY: all pixels of the row.
+            let row = unsafe { self.bytes_of(0, y, to.len()) };
+            match pixel {
+                _ if !self.is_mirrored() => to.copy_from_slice(row),
+                3 => {
+                    let ((row, _), (to, _)) = (row.as_chunks::<3>(), to.as_chunks_mut::<3>());
+                    kernels::mirror_pixels(level, row, to);
                 }
-                for (to, from) in to.chunks_exact_mut(pixel).zip(row.chunks_exact(pixel).rev()) {
-                    to.copy_from_slice(from);
+                _ => {
+                    let pixels = row.chunks_exact(pixel).rev();
+                    to.chunks_exact_mut(pixel)
+                        .zip(pixels)
+                        .for_each(|(to, of)| to.copy_from_slice(of));
                 }
-                return;
             }
+            return;
         }
         // SAFETY: by the caller's promise.
         unsafe { self.copy_row(y, rows, level) };

@@ -1,14 +1,15 @@
 //! What a resize takes of which places along one side: torch's weights, of bytes as whole numbers.
 
+use super::apply::out_of_memory;
+use super::kernels::{Level, kernel};
 use super::steps::Filter;
+use crate::error::Result;
+use std::cell::OnceCell;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// A line is written in steps of so many places; what holds lines has room for whole steps.
 pub(super) const STEP: usize = 32;
-/// Places whose values one instruction gathers, in two halves.
-const BLOCK: usize = 8;
-/// Bytes that a half of a block is gathered from.
-pub(super) const REACH: usize = 16;
 
 /// How a side of one size becomes one of another.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,12 +18,13 @@ pub(super) struct Sides {
     pub to: usize,
     pub filter: Filter,
     pub antialias: bool,
+    /// Of bytes, or of numbers.
+    pub bytes: bool,
 }
 
 /// Each place of a side is a sum of `taps` neighbours of the other, from `starts` on, all within it.
-#[derive(Default)]
 pub(super) struct Weights {
-    of: Option<(Sides, bool)>,
+    sides: Sides,
     pub taps: usize,
     pub starts: Vec<usize>,
     /// `taps` for each place; of one of both kinds only.
@@ -30,43 +32,115 @@ pub(super) struct Weights {
     pub whole: Vec<i16>,
     /// `whole` are times two to this.
     pub precision: u32,
-    /// The same as `whole`, for `REACH` bytes at once; none if some lie further apart than that.
-    pub blocks: Vec<Block>,
-    exact: Vec<f64>,
+    blocks: OnceCell<Blocks>,
 }
 
-/// Two taps of eight places: where they lie, and how much of each.
+/// Weights that were calculated. Images are cut to any size, but sides have only so many.
+#[derive(Default)]
+pub(super) struct Known {
+    slots: Vec<Option<Rc<Weights>>>,
+    bytes: usize,
+}
+
+impl Known {
+    const SLOTS: usize = 512;
+    /// No more than this is kept.
+    const MOST_BYTES: usize = 4 << 20;
+
+    pub fn weights(&mut self, sides: Sides, level: Level) -> Result<Rc<Weights>> {
+        // Sizes that follow one another do not meet.
+        let slot = (sides.from + sides.to * 37 + 7 * usize::from(sides.bytes)) % Self::SLOTS;
+        match self.slots.get(slot) {
+            Some(Some(known)) if known.sides == sides => return Ok(Rc::clone(known)),
+            Some(_) => {}
+            None => self.slots.resize(Self::SLOTS, None),
+        }
+        let made = Rc::new(Weights::of(sides, level)?);
+        if let Some(gone) = self.slots[slot].replace(Rc::clone(&made)) {
+            self.bytes -= gone.bytes();
+        }
+        self.bytes += made.bytes();
+        if self.bytes > Self::MOST_BYTES {
+            *self = Self::default();
+        }
+        Ok(made)
+    }
+}
+
+/// The same as `Weights::whole`, for instructions that gather the values of several places.
+pub(super) enum Blocks {
+    /// Some lie further apart than such an instruction reaches.
+    None,
+    /// Of eight places, each half of 16 bytes.
+    Eight(Vec<Block<16>>),
+    /// Of sixteen places, of 64 bytes.
+    Sixteen(Vec<Block<32>>),
+}
+
+/// Two taps of some places: where they lie, and how much of each.
 #[derive(Clone, Copy)]
-#[repr(C)]
-pub(super) struct Block {
-    pub weights: [i16; 2 * BLOCK],
-    /// For each byte of both halves widened to 16 bits, which of its `REACH` it is, or none.
-    pub places: [u8; 2 * REACH],
-    /// Where the `REACH` bytes of each half begin.
+#[repr(C, align(64))]
+pub(super) struct Block<const TAPS: usize> {
+    pub weights: [i16; TAPS],
+    /// For each tap, widened to 16 bits, which of the bytes it is; or none, whose weight is 0.
+    pub places: [[u8; 2]; TAPS],
+    /// Where the bytes begin, of each half.
     pub bases: [u32; 2],
 }
 
+/// For an instruction that sees none of the bytes where such a one is asked for.
+const NOTHING: u8 = 0x80;
+
 impl Weights {
-    /// As they are needed; kept if they are already.
-    pub fn become_for(&mut self, sides: Sides, bytes: bool) {
-        if self.of == Some((sides, bytes)) {
-            return;
+    pub fn of(sides: Sides, level: Level) -> Result<Self> {
+        let mut exact = Exact::default();
+        exact.reserve(&sides)?;
+        match sides.bytes {
+            true => calculate_for_bytes(level, &mut exact, &sides),
+            false => calculate_for_numbers(level, &mut exact, &sides),
         }
-        self.of = None; // if what follows is not done to its end, nobody is to believe it
-        match bytes {
-            true => self.calculate::<true>(&sides),
-            false => self.calculate::<false>(&sides),
-        }
-        self.numbers.clear();
-        self.whole.clear();
-        self.blocks.clear();
-        if bytes {
-            self.make_whole();
-            self.make_blocks(sides.from);
+        let Exact { taps, starts, weights } = exact;
+        let mut made = Self {
+            sides,
+            taps,
+            starts,
+            numbers: Vec::new(),
+            whole: Vec::new(),
+            precision: 0,
+            blocks: OnceCell::new(),
+        };
+        if sides.bytes {
+            (made.whole, made.precision) = whole(&weights);
         } else {
-            self.numbers.extend(self.exact.iter().map(|weight| *weight as f32));
+            made.numbers = weights.iter().map(|weight| *weight as f32).collect();
         }
-        self.of = Some((sides, bytes));
+        Ok(made)
+    }
+
+    /// What it takes of memory, with its blocks.
+    fn bytes(&self) -> usize {
+        let blocks = self.taps.div_ceil(2) * self.room() / 8 * size_of::<Block<16>>();
+        let Self { starts, numbers, whole, .. } = self;
+        starts.len() * 8 + numbers.len() * 4 + whole.len() * 2 + blocks
+    }
+
+    /// For the instructions of that level.
+    pub fn blocks(&self, level: Level) -> &Blocks {
+        self.blocks.get_or_init(|| match level {
+            Level::Plain => Blocks::None,
+            #[cfg(target_arch = "x86_64")]
+            Level::Vbmi => match self.make_blocks(1, 64) {
+                Some(blocks) => Blocks::Sixteen(blocks),
+                None => self.eights(),
+            },
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 | Level::Avx512 => self.eights(),
+        })
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn eights(&self) -> Blocks {
+        self.make_blocks(2, 16).map_or(Blocks::None, Blocks::Eight)
     }
 
     /// Room that a line of these places needs.
@@ -93,29 +167,117 @@ impl Weights {
         (first + begin, &weights[begin..end])
     }
 
+    /// Of parts that are gathered from so many bytes each; none if some lie further apart.
+    #[cfg(target_arch = "x86_64")]
+    fn make_blocks<const TAPS: usize>(
+        &self,
+        parts: usize,
+        reach: usize,
+    ) -> Option<Vec<Block<TAPS>>> {
+        let (taps, count) = (self.taps, self.starts.len());
+        let last = self.sides.from.checked_sub(reach)?;
+        let (all, each) = (TAPS / 2, TAPS / 2 / parts);
+        let mut blocks = Vec::new();
+        for first in (0..self.room()).step_by(all) {
+            for tap in (0..taps).step_by(2) {
+                let (weights, places) = ([0; TAPS], [[NOTHING; 2]; TAPS]);
+                let mut block = Block { weights, places, bases: [0; 2] };
+                for part in 0..parts {
+                    let begin = first + part * each;
+                    let Some(base) = self.starts.get(begin) else { break };
+                    let base = (base + tap).min(last);
+                    block.bases[part] = base as u32;
+                    for (at, place) in (begin..count.min(begin + each)).enumerate() {
+                        for of in 0..(taps - tap).min(2) {
+                            let far = self.starts[place] + tap + of - base;
+                            if far >= reach {
+                                return None;
+                            }
+                            let to = 2 * (part * each + at) + of;
+                            block.places[to][0] = far as u8;
+                            block.weights[to] = self.whole[place * taps + tap + of];
+                        }
+                    }
+                }
+                blocks.push(block);
+            }
+        }
+        Some(blocks)
+    }
+}
+
+/// As torch does it: as precise as the largest fits 16 bits.
+fn whole(weights: &[f64]) -> (Vec<i16>, u32) {
+    let largest = weights.iter().copied().fold(0.0, f64::max);
+    let fits = |precision: &u32| {
+        let next = 0.5 + largest * f64::from(1_u32 << (precision + 1));
+        next < f64::from(1 << 15)
+    };
+    let precision = (0..22).take_while(fits).count() as u32;
+    let unit = f64::from(1_u32 << precision);
+    (weights.iter().map(|weight| (weight * unit).round() as i16).collect(), precision)
+}
+
+/// Weights before they are rounded.
+#[derive(Default)]
+pub(super) struct Exact {
+    taps: usize,
+    starts: Vec<usize>,
+    weights: Vec<f64>,
+}
+
+kernel! {
+    fn calculate_for_bytes<FUSED>(exact: &mut Exact, sides: &Sides) { exact.calculate::<true>(sides); }
+}
+kernel! {
+    fn calculate_for_numbers<FUSED>(exact: &mut Exact, sides: &Sides) {
+        exact.calculate::<false>(sides);
+    }
+}
+
+/// As precise as torch calculates them: of numbers in float32.
+#[inline(always)]
+fn near<const BYTES: bool>(value: f64) -> f64 {
+    if BYTES { value } else { f64::from(value as f32) }
+}
+
+/// How far a place sees, in places of the other side.
+#[inline(always)]
+fn support<const BYTES: bool>(sides: &Sides) -> (f64, f64) {
+    let scale = near::<BYTES>(sides.from as f64 / sides.to as f64);
+    let reach = if sides.filter == Filter::Bicubic { 2.0 } else { 1.0 };
+    // Only with antialias does a place of a smaller image see all that lies between.
+    let wider = if sides.antialias { scale.max(1.0) } else { 1.0 };
+    (near::<BYTES>(reach * wider), near::<BYTES>(1.0 / wider))
+}
+
+impl Exact {
+    fn reserve(&mut self, sides: &Sides) -> Result<()> {
+        let (support, _) = support::<true>(sides);
+        self.taps = sides.from.min(2 * support.ceil() as usize + 1);
+        let (places, weights) = (sides.to, sides.to * self.taps);
+        let no_room = |_| out_of_memory(8 * (places + weights));
+        self.starts.try_reserve_exact(places).map_err(no_room)?;
+        self.weights.try_reserve_exact(weights).map_err(no_room)?;
+        self.weights.resize(weights, 0.0);
+        Ok(())
+    }
+
     /// torch calculates the weights of numbers in float32: where a place lies is rounded by 4e-6 at a
     /// side of 60 already, which shows in what is made of noise. So each of its roundings is made here.
+    #[inline(always)]
     fn calculate<const BYTES: bool>(&mut self, sides: &Sides) {
-        let Sides { from, to, filter, antialias } = *sides;
-        let near = |value: f64| if BYTES { value } else { f64::from(value as f32) };
+        let Sides { from, to, filter, antialias, .. } = *sides;
+        let near = near::<BYTES>;
         let scale = near(from as f64 / to as f64);
-        let kernel: fn(f64) -> f64 = match (filter, antialias) {
-            (Filter::Bilinear, _) => triangle,
-            (Filter::Bicubic, true) if BYTES => |x| cubic(x, -0.5, |value| value),
-            (Filter::Bicubic, false) if BYTES => |x| cubic(x, -0.75, |value| value),
-            (Filter::Bicubic, true) => |x| cubic(x, -0.5, |value| f64::from(value as f32)),
-            (Filter::Bicubic, false) => |x| cubic(x, -0.75, |value| f64::from(value as f32)),
+        let kernel = |x: f64| match (filter, antialias) {
+            (Filter::Bilinear, _) => triangle(x),
+            (Filter::Bicubic, true) => cubic(x, -0.5, near),
+            (Filter::Bicubic, false) => cubic(x, -0.75, near),
         };
-        let reach = if filter == Filter::Bicubic { 2.0 } else { 1.0 };
-        // Only with antialias does a place of a smaller image see all that lies between.
-        let wider = if antialias { scale.max(1.0) } else { 1.0 };
-        let (support, narrower) = (near(reach * wider), near(1.0 / wider));
-        self.taps = from.min(2 * support.ceil() as usize + 1);
-        self.starts.clear();
-        self.exact.clear();
-        self.exact.resize(self.taps * to, 0.0);
+        let (support, narrower) = support::<BYTES>(sides);
         let mut most = 0;
-        for (place, weights) in self.exact.chunks_exact_mut(self.taps).enumerate() {
+        for (place, weights) in self.weights.chunks_exact_mut(self.taps).enumerate() {
             let centre = near(scale * (place as f64 + 0.5));
             let (start, count) = match antialias {
                 true => {
@@ -139,14 +301,14 @@ impl Weights {
                     let middle = near(scale * (place as f64 + 0.5) - 0.5);
                     let middle = if filter == Filter::Bilinear { middle.max(0.0) } else { middle };
                     let behind = near(middle - middle.floor());
-                    let first = middle.floor() as isize - reach as isize + 1;
+                    let first = middle.floor() as isize - support as isize + 1;
                     let within = |at: isize| at.clamp(0, from as isize - 1) as usize;
                     let start = within(first);
-                    for tap in 0..2 * reach as isize {
-                        let far = near((tap + 1) as f64 - reach - behind);
+                    for tap in 0..2 * support as isize {
+                        let far = near((tap + 1) as f64 - support - behind);
                         weights[within(first + tap) - start] += near(kernel(far));
                     }
-                    (start, within(first + 2 * reach as isize - 1) + 1 - start)
+                    (start, within(first + 2 * support as isize - 1) + 1 - start)
                 }
             };
             self.starts.push(start);
@@ -156,69 +318,28 @@ impl Weights {
     }
 
     /// To so many taps, and none of them outside.
+    #[inline(always)]
     fn narrow(&mut self, taps: usize, from: usize) {
         for (place, start) in self.starts.iter_mut().enumerate() {
             let (old, new) = (place * self.taps, place * taps);
             let moved = start.saturating_sub(from - taps);
             *start -= moved;
             // What is cut off is zero; a place's own weights lie at or behind where they go.
-            self.exact.copy_within(old..old + taps - moved, new + moved);
-            self.exact[new..new + moved].fill(0.0);
+            self.weights.copy_within(old..old + taps - moved, new + moved);
+            self.weights[new..new + moved].fill(0.0);
         }
-        self.exact.truncate(taps * self.starts.len());
+        self.weights.truncate(taps * self.starts.len());
         self.taps = taps;
-    }
-
-    /// As torch does it: as precise as the largest fits 16 bits.
-    fn make_whole(&mut self) {
-        let largest = self.exact.iter().copied().fold(0.0, f64::max);
-        let fits = |precision: &u32| {
-            let next = 0.5 + largest * f64::from(1_u32 << (precision + 1));
-            next < f64::from(1 << 15)
-        };
-        self.precision = (0..22).take_while(fits).count() as u32;
-        let unit = f64::from(1_u32 << self.precision);
-        self.whole.extend(self.exact.iter().map(|weight| (weight * unit).round() as i16));
-    }
-
-    fn make_blocks(&mut self, from: usize) {
-        let (taps, count) = (self.taps, self.starts.len());
-        if from < REACH {
-            return;
-        }
-        for first in (0..self.room()).step_by(BLOCK) {
-            for tap in (0..taps).step_by(2) {
-                let mut block =
-                    Block { weights: [0; 16], places: [0x80; 2 * REACH], bases: [0; 2] };
-                for half in 0..2 {
-                    let begin = first + half * BLOCK / 2;
-                    let Some(base) = self.starts.get(begin) else { break };
-                    let base = (base + tap).min(from - REACH);
-                    block.bases[half] = base as u32;
-                    for (at, place) in (begin..count.min(begin + BLOCK / 2)).enumerate() {
-                        for of in 0..(taps - tap).min(2) {
-                            let far = self.starts[place] + tap + of - base;
-                            if far >= REACH {
-                                self.blocks.clear();
-                                return;
-                            }
-                            let to = half * BLOCK + 2 * at + of;
-                            block.places[2 * to] = far as u8;
-                            block.weights[to] = self.whole[place * taps + tap + of];
-                        }
-                    }
-                }
-                self.blocks.push(block);
-            }
-        }
     }
 }
 
+#[inline(always)]
 fn triangle(x: f64) -> f64 {
     (1.0 - x.abs()).max(0.0)
 }
 
 /// `near` rounds what one instruction gives.
+#[inline(always)]
 fn cubic(x: f64, a: f64, near: impl Fn(f64) -> f64) -> f64 {
     let x = x.abs();
     if x < 1.0 {
@@ -244,7 +365,6 @@ mod tests {
 
     #[test]
     fn places_take_what_lies_around_them_and_in_all_one() {
-        let mut weights = Weights::default();
         for (from, to) in [(1, 1), (1, 9), (2, 7), (9, 1), (7, 100), (100, 7), (31, 32), (64, 64)] {
             for (filter, antialias) in [
                 (Filter::Bilinear, true),
@@ -252,8 +372,8 @@ mod tests {
                 (Filter::Bicubic, true),
                 (Filter::Bicubic, false),
             ] {
-                let sides = Sides { from, to, filter, antialias };
-                weights.become_for(sides, false);
+                let sides = Sides { from, to, filter, antialias, bytes: false };
+                let weights = Weights::of(sides, Level::here()).unwrap();
                 assert!(weights.reach().end <= from);
                 for place in 0..to {
                     let all = spread(&weights, place, from);
@@ -271,10 +391,9 @@ mod tests {
 
     #[test]
     fn the_same_size_changes_nothing() {
-        let mut weights = Weights::default();
         for antialias in [false, true] {
-            let sides = Sides { from: 9, to: 9, filter: Filter::Bicubic, antialias };
-            weights.become_for(sides, true);
+            let sides = Sides { from: 9, to: 9, filter: Filter::Bicubic, antialias, bytes: true };
+            let weights = Weights::of(sides, Level::here()).unwrap();
             for place in 0..9 {
                 assert_eq!(weights.seen(&weights.whole, place), (place, &[1 << 14][..]));
             }
@@ -283,44 +402,78 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_the_same_sums() {
-        let line: Vec<u8> = (0..700_usize).map(|at| (at * 37 % 251) as u8).collect();
-        let mut weights = Weights::default();
-        let mut gathered = 0;
-        for (from, to) in [(16, 40), (17, 5), (200, 224), (224, 33), (700, 150), (700, 9), (9, 40)]
-        {
-            for filter in [Filter::Bilinear, Filter::Bicubic] {
-                weights.become_for(Sides { from, to, filter, antialias: true }, true);
-                let pairs = weights.taps.div_ceil(2);
-                gathered += usize::from(!weights.blocks.is_empty());
-                for (at, blocks) in weights.blocks.chunks_exact(pairs).enumerate() {
-                    for place in at * BLOCK..(at + 1) * BLOCK {
-                        let (half, of) = (place % BLOCK / 4, place % 4);
-                        let mut sum = 0;
-                        for block in blocks {
-                            for word in half * BLOCK + 2 * of..half * BLOCK + 2 * of + 2 {
-                                let far = block.places[2 * word];
-                                let value = match far {
-                                    0x80 => 0,
-                                    _ => line[block.bases[half] as usize + usize::from(far)],
-                                };
-                                sum += i32::from(value) * i32::from(block.weights[word]);
-                                assert_eq!(block.places[2 * word + 1], 0x80);
-                            }
-                        }
-                        let wanted: i32 = match place < to {
-                            true => {
-                                let (first, seen) = weights.seen(&weights.whole, place);
-                                let pairs = line[first..].iter().zip(seen);
-                                pairs.map(|(value, of)| i32::from(*value) * i32::from(*of)).sum()
-                            }
-                            false => 0,
-                        };
-                        assert_eq!(sum, wanted, "{from} {to} {filter:?} {place}");
-                    }
+    fn what_is_known_is_what_would_be_calculated_and_never_too_much() {
+        let mut known = Known::default();
+        let mut often = 0;
+        for round in 0..3 {
+            for from in (3..700).chain([90_000, 400_000]) {
+                for (to, bytes) in [(224, true), (224, false), (1_000, true)] {
+                    let antialias = from % 3 > 0;
+                    let sides = Sides { from, to, filter: Filter::Bilinear, antialias, bytes };
+                    let of = known.weights(sides, Level::here()).unwrap();
+                    often += usize::from(Rc::strong_count(&of) > 1 && round > 0);
+                    let wanted = Weights::of(sides, Level::Plain).unwrap();
+                    assert_eq!(of.starts, wanted.starts, "{sides:?}");
+                    assert_eq!((&of.whole, &of.numbers), (&wanted.whole, &wanted.numbers));
+                    let there = known.slots.iter().flatten().map(|weights| weights.bytes());
+                    assert!(there.sum::<usize>() == known.bytes && known.bytes <= 4 << 20);
                 }
             }
         }
-        assert_eq!(gathered, 8, "those that lie near each other, and no others");
+        assert!(often > 0);
+    }
+
+    /// Whether the blocks are there, and are the same sums.
+    fn are_the_same<const TAPS: usize>(
+        weights: &Weights,
+        parts: usize,
+        reach: usize,
+        line: &[u8],
+    ) -> bool {
+        let Some(blocks) = weights.make_blocks::<TAPS>(parts, reach) else { return false };
+        let all = TAPS / 2;
+        for (at, blocks) in blocks.chunks_exact(weights.taps.div_ceil(2)).enumerate() {
+            for place in 0..all {
+                let part = place / (all / parts);
+                let taps = blocks.iter().flat_map(|block| {
+                    [2 * place, 2 * place + 1].map(|tap| {
+                        let [far, upper] = block.places[tap];
+                        assert_eq!(upper, NOTHING);
+                        let value = match far {
+                            NOTHING => 0,
+                            _ => line[block.bases[part] as usize + usize::from(far)],
+                        };
+                        i32::from(value) * i32::from(block.weights[tap])
+                    })
+                });
+                let wanted: i32 = match at * all + place {
+                    place if place < weights.sides.to => {
+                        let (first, seen) = weights.seen(&weights.whole, place);
+                        let pairs = line[first..].iter().zip(seen);
+                        pairs.map(|(value, of)| i32::from(*value) * i32::from(*of)).sum()
+                    }
+                    _ => 0,
+                };
+                assert_eq!(taps.sum::<i32>(), wanted, "{:?} {at} {place}", weights.sides);
+            }
+        }
+        true
+    }
+
+    #[test]
+    fn blocks_are_the_same_sums() {
+        let line: Vec<u8> = (0..700_usize).map(|at| (at * 37 % 251) as u8).collect();
+        let mut gathered = [0; 2];
+        for (from, to) in
+            [(16, 40), (17, 5), (64, 70), (200, 224), (224, 33), (700, 190), (700, 9), (9, 40)]
+        {
+            for filter in [Filter::Bilinear, Filter::Bicubic] {
+                let sides = Sides { from, to, filter, antialias: true, bytes: true };
+                let weights = Weights::of(sides, Level::here()).unwrap();
+                gathered[0] += usize::from(are_the_same::<16>(&weights, 2, 16, &line));
+                gathered[1] += usize::from(are_the_same::<32>(&weights, 1, 64, &line));
+            }
+        }
+        assert_eq!(gathered, [10, 6], "those that lie near each other, and no others");
     }
 }

@@ -10,14 +10,13 @@ use super::columns::{Column, Columns, Row, Start, Text};
 use crate::augment::Scratch;
 use crate::records::schema::PAYLOAD_ALIGN;
 use crate::sys::prefetch;
+use crate::sys::stores::{Stores, are_streamed, stream};
 use crate::sys::thread_pool::{Done, Posted, Threads, post};
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-/// A column of this size is out of the processor's caches before anybody reads it.
-const BEYOND_CACHES: usize = 16 << 20;
 const PAGE: usize = 4096;
 /// Rows are handed to threads in parts of about this size.
 const BYTES_PER_PART: usize = 128 << 10;
@@ -199,13 +198,14 @@ impl Rows {
         which: Range<usize>,
     ) -> bool {
         let Some(images) = &self.columns.images else { return false };
+        let stores = Stores::of(column.row_bytes * self.all);
         Scratch::here(|scratch| {
             which.into_iter().all(|row| {
                 // SAFETY: the plan found this payload inside the record, and the row is one of the column.
                 unsafe {
                     let from = self.columns.payload(&self.records, row, leaf);
                     let to = to.add(self.places[row] as usize * column.row_bytes);
-                    images.make(row, part, from, to, scratch)
+                    images.make(row, part, from, to, stores, scratch)
                 }
             })
         })
@@ -254,7 +254,7 @@ impl Rows {
             }
             return;
         }
-        let beyond_caches = size >= PAGE && size * self.all >= BEYOND_CACHES;
+        let streamed = size >= PAGE && Stores::of(size * self.all) == Stores::Streamed;
         // A macro, so that each kind of copy is part of its loop.
         macro_rules! each_row {
             ($copy:expr) => {
@@ -276,7 +276,10 @@ impl Rows {
             32 => each_row!(copy_fixed::<32>),
             64 => each_row!(copy_fixed::<64>),
             _ if size < 64 => each_row!(copy_few),
-            _ if beyond_caches => each_row!(stream),
+            _ if streamed => {
+                each_row!(stream);
+                are_streamed();
+            }
             _ => each_row!(copy_many),
         }
     }
@@ -377,38 +380,4 @@ unsafe fn copy_few(from: *const u8, to: *mut u8, size: usize) {
 unsafe fn copy_many(from: *const u8, to: *mut u8, size: usize) {
     // SAFETY: by the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(from, to, size) }
-}
-
-/// Past the caches: memory that is only written is not read first.
-///
-/// # Safety
-/// As for `copy_nonoverlapping`.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-unsafe fn stream(mut from: *const u8, mut to: *mut u8, mut size: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-    let head = to.align_offset(16).min(size);
-    // SAFETY: every step is within `size`, and the streaming stores are aligned after the head.
-    unsafe {
-        copy_many(from, to, head);
-        (from, to, size) = (from.add(head), to.add(head), size - head);
-        while size >= 64 {
-            let source = from.cast::<__m128i>();
-            let target = to.cast::<__m128i>();
-            let parts = [0, 1, 2, 3].map(|i| _mm_loadu_si128(source.add(i)));
-            for (i, part) in parts.into_iter().enumerate() {
-                _mm_stream_si128(target.add(i), part);
-            }
-            (from, to, size) = (from.add(64), to.add(64), size - 64);
-        }
-        _mm_sfence(); // others see what was written once they see that this thread is done
-        copy_many(from, to, size);
-    }
-}
-
-/// # Safety
-/// As for `copy_nonoverlapping`.
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
-unsafe fn stream(from: *const u8, to: *mut u8, size: usize) {
-    // SAFETY: by the caller's promise.
-    unsafe { copy_many(from, to, size) }
 }

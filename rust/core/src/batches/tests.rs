@@ -664,6 +664,29 @@ fn images_that_become_of_several_sizes_are_no_batch() {
 
 #[test]
 #[cfg_attr(miri, ignore = "a segment is a file")]
+fn a_batch_with_an_image_that_cannot_be_made_is_not_handed_out() {
+    let store = store(false);
+    let indices = [2, 4, 0]; // the last is too narrow
+    indices.iter().for_each(|&i| put(&store, i as usize, 0, &photograph(i as usize)));
+    let schema = Arc::new(Schema::parse(&Writer::encode(&photograph(0)).0).unwrap());
+    let crop = r#"{"step": "ToImage"}, {"step": "RandomCrop", "size": [6, 5], "padding": null,
+        "pad_if_needed": false, "fill": [0], "mask_fill": 0, "padding_mode": "constant"}"#;
+    for count in [2, 3] {
+        let indices = &indices[..count];
+        let mut batch = Batch::find_for(Some(fused(crop)), alone(&store), &[], indices).unwrap();
+        let mut whole = batch.lay_out(Arc::clone(&schema));
+        if whole {
+            let mut memory = memory_for(&batch);
+            // SAFETY: memory of our own.
+            unsafe { batch.begin(&addresses(&mut memory), 1) }.unwrap();
+            whole = batch.finish() == Gathered::Whole;
+        }
+        assert_eq!(whole, count == 2);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
 fn images_that_the_steps_are_not_true_for_are_no_batch() {
     for (takes, wanted) in [("[\"image\", \"pil\"]", true), ("[\"image\", \"tensor\"]", false)] {
         let text = format!(

@@ -14,6 +14,7 @@
 //! | [`huge_pages`] | whether shared memory gets huge pages |
 //! | [`mapping`] | the mapped bytes and typed access to them |
 //! | `prefetch` | bytes brought near the processor before they are wanted |
+//! | [`stores`] | writing past the processor's caches |
 //! | [`interrupt`] | whether the caller wants to be let go |
 //! | `atomics` | atomics: those of std, or loom's |
 
@@ -41,4 +42,6 @@ pub(crate) mod prefetch;
 pub(crate) mod private_file;
 #[cfg(not(loom))]
 pub(crate) mod proc;
+#[cfg(not(loom))]
+pub mod stores;
 pub(crate) mod thread_pool;
