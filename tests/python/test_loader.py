@@ -19,7 +19,17 @@ import torch.multiprocessing
 from kernel import ends_with_torchs_error, leads_group
 from kinds import MIXED, SAMPLES, WORDS, outcome
 from samples import complaint, gathered_natively, whole
-from sources import FORK, INDEX, Counted, Fixed, Together, doubled, same, verified
+from sources import (
+    FORK,
+    INDEX,
+    Counted,
+    Fixed,
+    Together,
+    doubled,
+    into_one_buffer,
+    same,
+    verified,
+)  # fmt: skip
 from stocache import _C
 from torch.utils.data import (
     BatchSampler,
@@ -167,8 +177,8 @@ def test_datasets_in_between_that_touch_samples_get_samples(filled):
 # Batches stay as they are
 
 
-@pytest.mark.parametrize("how", ["worker", "this process", "DataLoader", "DataLoader, small"])
-def test_batches_that_are_held_are_never_overwritten(filled, how):
+def hold_some(filled, how):
+    """Goes through epochs, holds some batches, and looks again and again whether they stay."""
     # more than the buffers of a worker (32) and of this process (8)
     words = 128 if "small" in how else WORDS
     dataset, _ = filled(48, words)
@@ -201,6 +211,18 @@ def test_batches_that_are_held_are_never_overwritten(filled, how):
     for indices, rows in held:
         check((torch.tensor(indices), torch.as_tensor(rows)))
     assert dataset.verify(48) == 48
+
+
+@pytest.mark.parametrize("how", ["worker", "this process", "DataLoader", "DataLoader, small"])
+def test_batches_that_are_held_are_never_overwritten(filled, how):
+    hold_some(filled, how)
+
+
+@pytest.mark.parametrize("how", ["DataLoader", "DataLoader, small"])
+def test_control_memory_that_is_given_out_while_it_is_held_is_noticed(filled, how, monkeypatch):
+    into_one_buffer(monkeypatch)
+    with pytest.raises(AssertionError):
+        hold_some(filled, how)
 
 
 def test_all_batches_of_an_epoch_may_be_held(filled):

@@ -21,10 +21,22 @@ import torch
 from kernel import ends_with_torchs_error, leads_group
 from kinds import MIXED, SAMPLES, WORDS, outcome
 from samples import complaint
-from sources import FORK, INDEX, Broken, Counted, Fails, Fixed, Together, doubled, same
+from sources import (
+    FORK,
+    INDEX,
+    Broken,
+    Counted,
+    Fails,
+    Fixed,
+    Together,
+    doubled,
+    into_one_buffer,
+    same,
+)  # fmt: skip
 from stocache import _C
 from stocache._dataset import together
 from stocache._dataset.samples import Rest, Samples, finished
+from stocache._loading import gatherer
 from stocache._loading.gatherer import Begun
 from stocache._torch.compat import WorkersIterator
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate, get_worker_info
@@ -554,7 +566,8 @@ def test_indices_from_the_end(cached, log):
 # Errors
 
 
-def test_an_error_of_the_source_comes_at_its_batch_and_the_others_are_whole(cached, log):
+def fail_halfway(cached, log):
+    """An epoch whose first batch is half filled when its source raises."""
     Path(log + ".broken").touch()
     dataset = cached(Broken(log, 24, words=WORDS))
     dataset.warm(indices=[0, 1, 4, 5, 6, 7, 8], progress=False)
@@ -566,9 +579,34 @@ def test_an_error_of_the_source_comes_at_its_batch_and_the_others_are_whole(cach
     assert not dataset._stocache.records.missing([0, 1, 2, *range(4, 24)]), "the others are kept"
 
 
-def killed_epoch(dataset, sign, words):
+def test_an_error_of_the_source_comes_at_its_batch_and_the_others_are_whole(cached, log):
+    fail_halfway(cached, log)
+
+
+def test_control_a_sample_that_is_stored_though_its_source_failed_is_noticed(
+    cached, log, monkeypatch
+):
+    load = Samples.load
+
+    def twin(self, index, *arguments, **options):
+        try:
+            return load(self, index, *arguments, **options)
+        except Fails:
+            with self.records.acquire([index], 1.0) as acquired:
+                for of in acquired.to_load():
+                    acquired.put(of, (of, torch.zeros(WORDS, dtype=torch.int64)), False)
+            raise
+
+    monkeypatch.setattr(Samples, "load", twin)
+    with pytest.raises(AssertionError, match="contains"):
+        fail_halfway(cached, log)
+
+
+def killed_epoch(dataset, sign, words, harm=None):
     """An epoch in which a worker dies with rows lent to it; see test_loader.py."""
     leads_group(words)
+    if harm is not None:
+        gatherer.finished = harm
     loader = stocache.DataLoader(dataset, 4, num_workers=2)
     batches = iter(loader)
     for n, batch in enumerate(batches):
@@ -595,6 +633,18 @@ def test_the_death_of_a_worker_that_loads_is_torchs_own_error(cached, log, tmp_p
         file.unlink()
 
 
+def test_control_a_row_that_is_not_whole_is_seen_by_who_loses_workers(cached, log, tmp_path):
+    def harm(*arguments):
+        indices, rows = finished(*arguments)
+        rows[-1, -1] ^= 1
+        return [indices, rows]
+
+    dataset = cached(Uneven(log, 40, words=512), fingerprint="x")
+    words = tmp_path / "words"
+    trainer = FORK.Process(target=killed_epoch, args=(dataset, signal.SIGKILL, words, harm))
+    assert ends_with_torchs_error(trainer, words) == 7
+
+
 def test_what_a_dead_worker_was_asked_for_does_not_count_in_the_next_epoch(cached, log):
     dataset = cached(Uneven(log, 64, words=64), INDEX + 4000, fingerprint="x")
     loader = stocache.DataLoader(dataset, 16, num_workers=2, persistent_workers=True)
@@ -614,8 +664,7 @@ def test_an_epoch_ends_with_an_error_if_the_worker_that_was_asked_is_gone(cached
             next(batches)
 
 
-def test_rows_are_held_as_long_as_somebody_uses_them(cached, log, seed):
-    """No memory is used again that a batch, or a record on its way, still lies in."""
+def hold_some(cached, log, seed):
     dataset = cached(Counted(log, LENGTH, words=WORDS), HALF, fingerprint="x")
     loader = stocache.DataLoader(
         dataset, 4, shuffle=True, num_workers=2, persistent_workers=True, prefetch_factor=3
@@ -627,6 +676,19 @@ def test_rows_are_held_as_long_as_somebody_uses_them(cached, log, seed):
             if len(held) > 12:
                 del held[rng.randrange(len(held))]
             check(held)
+
+
+def test_rows_are_held_as_long_as_somebody_uses_them(cached, log, seed):
+    """No memory is used again that a batch, or a record on its way, still lies in."""
+    hold_some(cached, log, seed)
+
+
+def test_control_rows_that_are_written_while_somebody_holds_them_are_noticed(
+    cached, log, seed, monkeypatch
+):
+    into_one_buffer(monkeypatch)
+    with pytest.raises(AssertionError):
+        hold_some(cached, log, seed)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -9,7 +9,7 @@
 use super::columns::{Column, Columns, Row, Start, Text};
 use crate::augment::Scratch;
 use crate::records::schema::PAYLOAD_ALIGN;
-use crate::sys::prefetch;
+use crate::sys::prefetch::{self, copy_and_fetch};
 use crate::sys::stores::{Stores, are_streamed, stream};
 use crate::sys::thread_pool::{Done, Posted, Threads, post};
 use std::cell::UnsafeCell;
@@ -156,11 +156,20 @@ impl Rows {
     /// As for `begin`.
     unsafe fn copy(&self, to: &Target, which: Range<usize>) -> bool {
         let bytes = self.columns.bytes() / self.columns.rows.max(1);
-        let rows = prefetch::samples_ahead(bytes).min(ROWS_PER_BLOCK);
+        let between = prefetch::samples_between(bytes);
+        let rows = between.unwrap_or(prefetch::samples_ahead(bytes)).min(ROWS_PER_BLOCK);
+        if between.is_some() {
+            let first = which.start..which.end.min(which.start + rows);
+            self.records[first].iter().for_each(|row| prefetch::sample(row.data, row.len));
+        }
         for first in which.clone().step_by(rows) {
             let block = first..which.end.min(first + rows);
-            let next = block.end..which.end.min(block.end + rows);
-            self.records[next].iter().for_each(|row| prefetch::sample(row.data, row.len));
+            let next = self.records[block.end..which.end.min(block.end + rows)].iter();
+            match between {
+                // Their beginnings; the rest is fetched as columns are copied.
+                Some(_) => next.for_each(|row| prefetch::word(row.data)),
+                None => next.for_each(|row| prefetch::sample(row.data, row.len)),
+            }
             // SAFETY: by the caller's promise.
             let alike = !self.columns.all_fixed() || unsafe { self.are_alike(block.clone()) };
             if !alike {
@@ -175,7 +184,7 @@ impl Rows {
                     continue;
                 }
                 // SAFETY: as above.
-                unsafe { self.copy_column(column, to, block.clone()) };
+                unsafe { self.copy_column(column, to, block.clone(), between) };
             }
             // SAFETY: as above.
             unsafe { self.copy_texts(block.clone()) };
@@ -241,9 +250,17 @@ impl Rows {
         }
     }
 
+    /// Copies these rows of a column, and has those fetched meanwhile that are so far `ahead`.
+    ///
     /// # Safety
     /// As for `begin`; `to` is the first byte of the column.
-    unsafe fn copy_column(&self, column: &Column, to: *mut u8, which: Range<usize>) {
+    unsafe fn copy_column(
+        &self,
+        column: &Column,
+        to: *mut u8,
+        which: Range<usize>,
+        ahead: Option<usize>,
+    ) {
         let size = column.row_bytes;
         if column.truth {
             for row in which {
@@ -280,7 +297,20 @@ impl Rows {
                 each_row!(stream);
                 are_streamed();
             }
-            _ => each_row!(copy_many),
+            _ => match ahead {
+                None => each_row!(copy_many),
+                Some(ahead) => {
+                    for row in which {
+                        let at = self.places[row] as usize * size;
+                        let next = (row + ahead).min(self.records.len() - 1);
+                        // SAFETY: as above.
+                        unsafe {
+                            let next = self.source(column, next);
+                            copy_and_fetch(self.source(column, row), to.add(at), size, next);
+                        }
+                    }
+                }
+            },
         }
     }
 

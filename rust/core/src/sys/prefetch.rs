@@ -3,12 +3,17 @@
 //! Shuffled samples lie anywhere in memory, so the processor does not foresee the next one: a copy of small
 //! ones waits for memory at the beginning of each. To ask for about [`BYTES_AHEAD`] of those to come, while
 //! others are copied, makes it about twice as fast. Longer ones it soon foresees by itself.
-#![allow(unsafe_code)] // a hint of the processor's
+//!
+//! Where a sample has several lines of a cache, one of another is asked for with each that is copied: many at
+//! once would wait for each other.
+#![allow(unsafe_code)] // hints of the processor's, and copies between raw addresses
 
 /// So much is asked for ahead: more would push out what was asked for before.
 pub(crate) const BYTES_AHEAD: usize = 4096;
 /// Longer samples are left to the processor.
 const FORESEEN: usize = 16 << 10;
+/// From this size on samples are fetched line by line.
+const SEVERAL_LINES: usize = 512;
 /// What the processor fetches at a time.
 const LINE: usize = 64;
 
@@ -26,6 +31,30 @@ pub(crate) fn sample(from: *const u8, bytes: usize) {
             hint::<false>(from.wrapping_add(at));
         }
     }
+}
+
+/// For samples of this size that are fetched line by line, how many to copy before one that is fetched
+/// meanwhile; `None` where they are not.
+pub(crate) fn samples_between(bytes: usize) -> Option<usize> {
+    (SEVERAL_LINES..=FORESEEN).contains(&bytes).then(|| (6144 / bytes).max(2))
+}
+
+/// Copies a sample, or a part of it, and meanwhile has as many bytes fetched from elsewhere.
+///
+/// # Safety
+/// As for `copy_nonoverlapping`. What is fetched may be anywhere.
+#[inline(always)]
+pub(crate) unsafe fn copy_and_fetch(from: *const u8, to: *mut u8, size: usize, next: *const u8) {
+    let mut at = 0;
+    while at + LINE <= size {
+        hint::<true>(next.wrapping_add(at));
+        // SAFETY: a line within `size`.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(at), to.add(at), LINE) };
+        at += LINE;
+    }
+    hint::<true>(next.wrapping_add(size)); // wherever in a line it begins
+    // SAFETY: the rest.
+    unsafe { std::ptr::copy_nonoverlapping(from.add(at), to.add(at), size - at) };
 }
 
 /// Has a word fetched that is about to be read.

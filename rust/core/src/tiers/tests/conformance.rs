@@ -140,6 +140,45 @@ fn a_sink_may_refuse_to_lend() {
     });
 }
 
+/// Takes the first record only when the time is over.
+struct Slow {
+    keeps: Keeps,
+    until: Instant,
+}
+
+impl Sink for Slow {
+    fn lend(&mut self, which: usize, len: usize, room: usize) -> Option<Lent> {
+        std::thread::sleep(self.until.saturating_duration_since(Instant::now()));
+        self.keeps.lend(which, len, room)
+    }
+
+    fn done(&mut self, lent: Lent) -> bool {
+        self.keeps.done(lent)
+    }
+}
+
+fn lets_go(tier: &dyn Tier) -> bool {
+    let all: Vec<usize> = (0..SAMPLES).collect();
+    put(tier, &all);
+    get(tier, &all[..1]); // connected
+    let keys: Vec<u64> = all.iter().map(|&i| i as u64).collect();
+    let until = Instant::now() + Duration::from_millis(50);
+    let mut sink = Slow { keeps: Keeps::new(), until };
+    tier.get_many(&keys, &mut sink, until).unwrap();
+    sink.keeps.got.len() < SAMPLES
+}
+
+#[test]
+fn who_has_no_time_left_is_let_go_in_the_middle_of_many_records() {
+    each_tier(|tier| assert!(lets_go(tier)));
+}
+
+#[test]
+fn a_control_a_tier_that_overruns_its_time_is_noticed() {
+    let wrongs = Wrongs { overruns: true, ..Wrongs::default() };
+    assert!(!lets_go(&Pretence::new(wrongs, 1)));
+}
+
 #[test]
 fn a_deadline_that_is_over_is_no_error() {
     each_tier(|tier| {
