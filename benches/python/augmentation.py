@@ -136,7 +136,7 @@ def check(fused: Iterable[Any], peer: Iterable[Any], samples: int) -> None:
             raise RuntimeError(f"an epoch had {len(set(seen))} samples of {samples}")
         means.append((kind, total / samples))
     (ours, mean), (theirs, other) = means
-    if ours != theirs or abs(mean - other) > 0.05:
+    if ours != theirs or abs(mean - other) > 0.2:
         raise RuntimeError(f"fused {ours} with mean {mean}, torchvision's {theirs} with {other}")
 
 
@@ -257,13 +257,17 @@ def jittered(table: Table, progress: tqdm[None], rounds: int) -> None:
 
 
 def halves(table: Table, progress: tqdm[None], rounds: int) -> None:
-    """Half of the bytes are written."""
+    """Half of the bytes are written. Each side has a cache of its own, whose batches it uses again:
+    an epoch of eight batches is no measure of what the kernel takes to give memory."""
     values = images(SAMPLES)
-    with cached(InMemory(values), values[0].nbytes) as ours:
-        transform = v2.Compose([*CROPPED, *numbers()])
+    transform = v2.Compose([*CROPPED, *numbers()])
+    with (
+        cached(InMemory(values), values[0].nbytes) as one,
+        cached(InMemory(values), values[0].nbytes) as other,
+    ):
         loaders = {
-            "float32": loader_of(ours, stocache.fuse(transform)),
-            "bfloat16": loader_of(ours, stocache.fuse(transform, dtype=torch.bfloat16)),
+            "float32": loader_of(one, stocache.fuse(transform)),
+            "bfloat16": loader_of(other, stocache.fuse(transform, dtype=torch.bfloat16)),
         }
         sides = {side: epoch(loader, SAMPLES) for side, loader in loaders.items()}
         times = interleave(sides, rounds, progress)

@@ -326,6 +326,7 @@ unsafe fn bytes_into<V: Value>(
         for plane in 0..planes {
             for band in sink.bands(1) {
                 sink.write(plane, band, |y, to| {
+                    view.fetch_ahead(plane, y);
                     // SAFETY: by the caller's promise; `lie_there` says which of both they do.
                     let from =
                         unsafe { if pixels { view.pixels_of(y) } else { view.row_of(plane, y) } };
@@ -340,6 +341,7 @@ unsafe fn bytes_into<V: Value>(
     let spare = spare.bytes(all)?;
     for band in sink.bands(planes) {
         for (y, to) in band.clone().zip(bytes.chunks_exact_mut(all)) {
+            view.fetch_ahead(0, y);
             // SAFETY: by the caller's promise.
             unsafe {
                 match pixels {

@@ -67,13 +67,17 @@ impl Resizer {
         let row = row.bytes(view.channels * view.width)?;
         for (at, y) in rows.clone().enumerate() {
             if !view.has_rows() {
+                view.fetch_ahead(0, y);
                 // SAFETY: by the caller's promise.
                 unsafe { view.copy_row(y, row, level) };
             }
             for channel in 0..view.channels {
                 let from = match view.has_rows() {
-                    // SAFETY: as above; who resizes mirrors afterwards.
-                    true => unsafe { view.row_of(channel, y) },
+                    true => {
+                        view.fetch_ahead(channel, y);
+                        // SAFETY: as above; who resizes mirrors afterwards.
+                        unsafe { view.row_of(channel, y) }
+                    }
                     false => &row[channel * view.width..][..view.width],
                 };
                 let to = &mut between[(channel * rows.len() + at) * room..][..room];

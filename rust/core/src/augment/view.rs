@@ -7,6 +7,7 @@
 use super::image::{Image, State};
 use super::kernels::{self, Level};
 use crate::error::{Error, Kind, Result};
+use crate::sys::prefetch;
 
 /// The values of an image: bytes, or float32. Distances are in bytes, and may be negative.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +103,19 @@ impl View {
     /// Whether the last value of a row lies first.
     pub fn is_mirrored(&self) -> bool {
         self.pixel < 0
+    }
+
+    /// Has a row fetched that is some rows behind this one. A processor foresees what comes next in a
+    /// page of memory, but not the next page.
+    pub fn fetch_ahead(&self, channel: usize, y: usize) {
+        const AHEAD: usize = 4096;
+        let bytes = self.row.unsigned_abs();
+        let y = y + AHEAD.div_ceil(bytes.max(1));
+        if y < self.height {
+            // Of pixels that lie together, one channel is all of them.
+            let row = self.at(channel, y, if self.is_mirrored() { self.width - 1 } else { 0 });
+            prefetch::bytes(row, self.width * self.pixel.unsigned_abs());
+        }
     }
 
     /// The bytes of a row of a channel, as they lie there.

@@ -57,6 +57,12 @@ pub(crate) unsafe fn copy_and_fetch(from: *const u8, to: *mut u8, size: usize, n
     unsafe { std::ptr::copy_nonoverlapping(from.add(at), to.add(at), size - at) };
 }
 
+/// Has these bytes fetched, which are to be read soon.
+#[inline(always)]
+pub(crate) fn bytes(from: *const u8, count: usize) {
+    (0..count).step_by(LINE).for_each(|at| hint::<true>(from.wrapping_add(at)));
+}
+
 /// Has a word fetched that is about to be read.
 #[inline(always)]
 pub(crate) fn word(from: *const u8) {
