@@ -23,8 +23,8 @@ constexpr uintptr_t kHugePage = 2 << 20;
 
 void free_buffer(void* data) { c10::free_cpu(data); }
 
-// A batch of 150 MB is 37,000 pages, each with a fault at its first touch. Where huge pages are given
-// to those who ask for them, it is 73.
+// A batch of 150 MB is 37,000 pages, each with a fault at its first touch. Where huge pages are
+// given to those who ask for them, it is 73.
 void ask_for_huge_pages(void* data, size_t bytes) {
   if (bytes < kMapped) return;
   const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
