@@ -1,7 +1,7 @@
 //! The last pass: bytes or numbers of a view into the row.
 #![allow(unsafe_code)] // reads of an image that others may write to, and writes to raw memory
 
-use super::apply::Rows;
+use super::buffers::Buffer;
 use super::image::DType;
 use super::kernels::{self, Level, Line, TURN, Turn};
 use super::numbers::normal_at;
@@ -70,6 +70,19 @@ impl Kept {
         self.0.insert(0, Known { chain, channels, dtype, recipe: Arc::clone(&recipe) });
         Ok(recipe)
     }
+}
+
+/// What passes over rows need.
+#[derive(Default)]
+pub(super) struct Rows {
+    pub level: Level,
+    pub kept: Kept,
+    /// Lines as they are read.
+    pub bytes: Buffer,
+    pub spare: Buffer,
+    pub numbers: Buffer,
+    /// Lines as they are written.
+    pub made: Buffer,
 }
 
 /// Writes what the chain makes of the view, then what was erased.

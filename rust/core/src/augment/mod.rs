@@ -10,20 +10,22 @@
 //! | `pipeline` | steps that were fused: what becomes of an image, drawn, applied |
 //! | `apply` | one row, written as its parameters say |
 //! | `finish` | the last pass: bytes or numbers of a view into the row |
+//! | `pad` | margins, in the four ways of torchvision |
 //! | `points` | what happens to each value by itself: types, scales, means |
 //! | `colour` | brightness, contrast, saturation, hue, grey |
 //! | `resize` | bilinear and bicubic as torch does them: along the rows, then across them |
 //! | `passes` | those two passes, compiled for several processors |
 //! | `weights` | what a resize takes of which places |
-//! | `pad` | margins, in the four ways of torchvision |
 //! | `view` | where the values of an image lie, and rows of them |
 //! | `kernels` | loops over rows, compiled for several processors and chosen at run time |
+//! | `buffers` | memory between two steps, used again |
 //! | `draw` | parameters of one row, drawn from its numbers |
 //! | `steps` | what Python describes, checked |
 //! | `numbers` | random numbers as a function of (seed, epoch, index) |
 //! | `image` | what an image is: its size, its type, how its values lie |
 
 mod apply;
+mod buffers;
 mod colour;
 mod draw;
 mod finish;

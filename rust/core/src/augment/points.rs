@@ -4,7 +4,7 @@
 //! torch does, step by step. Where one line (scale × byte + bias, rounded once) is as good as the table,
 //! it is used instead, for it is faster.
 
-use super::apply::out_of_memory;
+use super::buffers::out_of_memory;
 use super::draw::Op;
 use super::image::DType;
 use super::kernels::{Line, TURN, Turn, to_bfloat16};

@@ -1,7 +1,7 @@
 //! Bilinear and bicubic as torch does them: along the rows, then across them.
 #![allow(unsafe_code)] // rows of an image that others may write to
 
-use super::apply::Buffer;
+use super::buffers::Buffer;
 use super::kernels::Level;
 use super::passes::{across_bytes, across_numbers, along_bytes, along_numbers};
 use super::steps::Filter;

@@ -1,6 +1,6 @@
 //! What a resize takes of which places along one side: torch's weights, of bytes as whole numbers.
 
-use super::apply::out_of_memory;
+use super::buffers::out_of_memory;
 use super::kernels::{Level, kernel};
 use super::steps::Filter;
 use crate::error::Result;

@@ -2,8 +2,8 @@
 //!
 //! | module | role |
 //! | --- | --- |
-//! | `batch` | a batch in the making: found, laid out, copied out whole |
 //! | `receive` | rows that come from levels which must be asked |
+//! | `batch` | a batch in the making: found, laid out, copied out whole |
 //! | `gather` | the copies: rows of records into columns |
 //! | `columns` | what a batch is made of, and where its rows lie |
 //! | `images` | rows that a pipeline makes of images |
