@@ -131,6 +131,8 @@ pub(crate) enum Fault {
     KeepDamaged,
     /// Remove a file whose room those keep who have it open.
     RemoveUncut,
+    /// Keep what was read before all was emptied.
+    OutliveClear,
     /// Write where a file ended when this table was made, though others have written since.
     WriteWhereItEnded,
 }
@@ -439,6 +441,18 @@ mod controls {
         is_caught(
             Fault::WriteWhereItEnded,
             &["disk::tests::who_writes_after_others_goes_on_where_they_ended"],
+        );
+    }
+
+    #[test]
+    fn keeping_what_was_read_before_all_was_emptied_is_caught() {
+        is_caught(
+            Fault::OutliveClear,
+            &[
+                "tiers::tests::two_levels::what_was_read_ahead_is_not_given_after_others_filled_all_anew",
+                "tiers::tests::ways::what_is_being_read_while_others_empty_all_does_not_come_up",
+                "disk::tests::what_waits_to_be_written_while_others_empty_all_is_not_written",
+            ],
         );
     }
 

@@ -51,7 +51,7 @@ pub struct Batch {
     unlike: bool,
     pub(super) stores: Arc<[Arc<Levels>]>,
     /// Per store, how often it had been emptied when its records were first looked for.
-    emptied: Vec<u32>,
+    emptied: Vec<u64>,
     /// Per store, the schema of the records that were found in it; several only where images are fused.
     pub(super) schemas: Vec<Vec<u16>>,
     /// Those of them that are not the one by which the batch is laid out: the store, the number there.

@@ -48,6 +48,8 @@ pub(super) struct Item {
     pub(super) index: usize,
     pub(super) at: usize,
     pub(super) len: usize,
+    /// How often all had been emptied when it was brought.
+    pub(super) since: u64,
 }
 
 impl Group {
@@ -59,14 +61,14 @@ impl Group {
         self.memory.len() - self.used >= len && self.items.len() < GROUP_RECORDS
     }
 
-    fn add(&mut self, index: usize, head: &[u8], parts: &[IoSlice<'_>]) {
+    fn add(&mut self, index: usize, since: u64, head: &[u8], parts: &[IoSlice<'_>]) {
         let at = self.used;
         let mut end = at;
         for part in std::iter::once(head).chain(parts.iter().map(|part| &**part)) {
             self.memory[end..end + part.len()].copy_from_slice(part);
             end += part.len();
         }
-        self.items.push(Item { index, at, len: end - at });
+        self.items.push(Item { index, at, len: end - at, since });
         self.used = end.next_multiple_of(STEP as usize).min(self.memory.len());
         self.memory[end..self.used].fill(0);
     }
@@ -184,6 +186,7 @@ impl Behind {
         &self,
         writer: &Arc<W>,
         index: usize,
+        since: u64,
         head: &[u8],
         parts: &[IoSlice<'_>],
         deadline: Instant,
@@ -200,7 +203,7 @@ impl Behind {
             queue = shared.wait(queue, left);
         }
         let Some(group) = queue.group_for(len, shared.group_bytes) else { return false };
-        group.add(index, head, parts);
+        group.add(index, since, head, parts);
         if !queue.has_thread {
             let weak: Weak<dyn Writer> = Arc::<W>::downgrade(writer);
             queue.has_thread = start(weak, Arc::clone(shared));

@@ -146,6 +146,7 @@ impl DiskStore {
             return settled;
         }
         let space = self.space();
+        let since = space.emptied();
         let len = head.len() as u64 + parts.iter().map(|part| part.len() as u64).sum::<u64>();
         if len > LONGEST || len > self.geometry().region_bytes {
             space.counters().add(Count::TooLarge, 1);
@@ -160,7 +161,7 @@ impl DiskStore {
         // What does not fit the rest of a region is room that nobody uses: little of it.
         let group_bytes = (self.geometry().region_bytes / 16) as usize;
         let behind = self.behind.get_or_make(|| Behind::new(group_bytes));
-        let taken = space.find(i).is_none() && behind.push(self, i, head, parts, deadline);
+        let taken = space.find(i).is_none() && behind.push(self, i, since, head, parts, deadline);
         if !taken {
             space.slots().abandon(i, lease);
         }

@@ -455,6 +455,20 @@ impl Ground for Loose {
 }
 
 #[test]
+fn what_waits_to_be_written_while_others_empty_all_is_not_written() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 16 << 20, false);
+    fill(&store, 0..10);
+    (10..50).for_each(|i| assert!(put(&store, i)));
+    assert!(!is_killed(|| open(&folder.0, 16 << 20, false).clear().unwrap()));
+    assert!(store.flush(Duration::from_secs(60)));
+    assert_eq!((there(&store), store.stats().records), (vec![], 0));
+    assert_eq!((fill(&store, 10..50), there(&store)), (40, (10..50).collect()));
+    drop(store);
+    assert_eq!(there(&open(&folder.0, 16 << 20, false)), (10..50).collect::<Vec<_>>());
+}
+
+#[test]
 fn what_is_emptied_at_the_last_moment_is_prepared_before_it_is_written_to() {
     let folder = Temporary::new();
     let store = open(&folder.0, 1 << 20, true);

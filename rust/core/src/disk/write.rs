@@ -1,6 +1,6 @@
 //! Records on their way to a file, many in one write.
 
-use super::behind::{Group, Last, Writer};
+use super::behind::{Group, Item, Last, Writer};
 use super::log::{self, ENTRY};
 use super::store::DiskStore;
 use crate::error::{Error, Kind};
@@ -191,9 +191,13 @@ impl DiskStore {
         }
         let start = reserved.at - r * self.geometry().region_bytes;
         let seed = log::seed(self.fingerprint(), r, generation);
+        // What was brought before others emptied all is not of now, and its room a gap.
+        let now = space.emptied();
+        let of_now = |item: &&Item| item.since == now || broken(Fault::OutliveClear);
         let entries: Vec<u8> = group
             .items
             .iter()
+            .filter(of_now)
             .flat_map(|item| {
                 let (key, _) = self.identity(item.index);
                 log::Entry { key, at: start + item.at as u64, len: item.len as u64 }.encode(seed)
@@ -215,7 +219,7 @@ impl DiskStore {
             self.write_log(r, generation, &entries)?;
         }
         reached("disk: logged");
-        for item in &group.items {
+        for item in group.items.iter().filter(of_now) {
             let words = pack(reserved.at + item.at as u64, item.len as u64, 0, generation);
             space.announce(item.index, words);
             space.count_record(r, generation);
@@ -223,7 +227,7 @@ impl DiskStore {
             space.publish(item.index, words);
             space.counters().add(Count::Bytes, item.len as u64);
         }
-        space.counters().add(Count::Fills, group.items.len() as u64);
+        space.counters().add(Count::Fills, (entries.len() / ENTRY) as u64);
         Ok(())
     }
 

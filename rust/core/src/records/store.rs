@@ -23,7 +23,6 @@ use crate::segment::claim::{self, Lease, Slots, claimed_by};
 use crate::segment::counters::Count;
 use crate::space::{self, Firm, Ground, MAX_RECORD, Record};
 use std::io::IoSlice;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How often a copy is tried again while others empty the region under it.
@@ -124,10 +123,10 @@ impl RecordStore {
         self.space().is_whole(region, generation)
     }
 
-    /// A number that is another one after a `clear`, whoever called it; and now and then besides, where
-    /// regions are recycled.
-    pub fn emptied(&self) -> u32 {
-        self.space().generation(0, Ordering::Acquire)
+    /// How often all was emptied, whoever called `clear`.
+    #[inline]
+    pub fn emptied(&self) -> u64 {
+        self.space().emptied()
     }
 
     /// Runs `copy` on the record of sample `i`; `Some` only if it did not change meanwhile. What
@@ -201,7 +200,7 @@ impl RecordStore {
             }
         }
         let _ends = Ends(self.own_claim(i).map(|lease| (self.slots(), lease)), i);
-        self.fill_claimed(i, schema, parts, &Firm)
+        self.fill_claimed(i, schema, parts, None, &Firm)
     }
 
     /// This process's lease, if it has claimed sample `i` under it. A forked child may come with a claim
@@ -210,19 +209,21 @@ impl RecordStore {
         self.lease().filter(|&lease| self.slots().state(i) == claimed_by(lease))
     }
 
-    /// The same, and the claim stays: `abandon` ends it. `ground` is asked before a region is emptied.
+    /// The same, and the claim stays: `abandon` ends it. `ground` is asked before a region is emptied. What
+    /// was fetched when `emptied` was another number than `since` is not stored.
     pub(crate) fn fill_claimed(
         &self,
         i: usize,
         schema: u16,
         parts: &[IoSlice<'_>],
+        since: Option<u64>,
         ground: &dyn Ground,
     ) -> Result<Put> {
         let Some(lease) = self.own_claim(i) else {
             self.counters().add(Count::Lost, 1);
             return Ok(Put::StoredElsewhere);
         };
-        let put = self.store(i, lease, schema, parts, ground);
+        let put = self.store(i, lease, schema, parts, since, ground);
         match put {
             Ok(Put::Stored) => {}
             Ok(Put::TooLarge) => self.counters().add(Count::TooLarge, 1),
@@ -238,6 +239,7 @@ impl RecordStore {
         lease: Lease,
         schema: u16,
         parts: &[IoSlice<'_>],
+        since: Option<u64>,
         ground: &dyn Ground,
     ) -> Result<Put> {
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
@@ -248,6 +250,9 @@ impl RecordStore {
         let Ok(reserved) = space.reserve(lease, room_for(len), ground) else {
             return Ok(Put::NoRoom);
         };
+        if since.is_some_and(|since| since != space.emptied()) && !broken(Fault::OutliveClear) {
+            return Ok(Put::NoRoom); // this room is not of then
+        }
         let head = pack_head(i as u64, len, schema);
         let words = space::pack(reserved.at + HEAD_BYTES, len, schema, reserved.generation);
         space.announce(i, words);

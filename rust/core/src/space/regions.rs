@@ -12,6 +12,7 @@
 //!                 then, 2 as it is, because nobody else writes
 //!   full          there is no room any more, and none comes by itself
 //!   resting       until when nothing is written, by the clock of the node
+//!   emptied       how often all was emptied: what was fetched elsewhere before is not laid down after it
 //! ```
 //!
 //! Emptying a region is one step, whatever it holds: its generation is raised. Entries of the index
@@ -52,7 +53,8 @@ const READY_TO_READ: u64 = 1;
 const READY_TO_WRITE: u64 = 2;
 const FULL: usize = 3;
 const RESTING: usize = 4;
-const HEAD_WORDS: usize = 5;
+const EMPTIED: usize = 5;
+const HEAD_WORDS: usize = 6;
 /// Words of one region. Those that every reader looks at are not on the line of the writers' words.
 const RAISED: usize = 0;
 const USED: usize = 1;
@@ -343,6 +345,8 @@ impl<'a> Space<'a> {
         self.locked(LOCK, lease, || {
             // From here on nobody begins to write.
             let before = self.head(ACTIVE).swap(NONE, Ordering::SeqCst);
+            // SYNC POINT emptied: before any `raise`, whose Release carries it to who sees the raise.
+            self.head(EMPTIED).fetch_add(1, Ordering::Relaxed);
             let (mut free, mut kept) = (None, None);
             for r in 0..self.layout().regions {
                 // Asked before the raise: who is done by now took the old generation with it, and who
@@ -370,6 +374,15 @@ impl<'a> Space<'a> {
             self.set_full(false);
             kept.is_none()
         })
+    }
+
+    /// How often all was emptied. Whoever reserves room and then finds the number as it was before it fetched
+    /// what it will write, has room that the next emptying takes back.
+    #[inline]
+    pub(crate) fn emptied(&self) -> u64 {
+        // SYNC POINT emptied: after the Acquire of the generation in `reserve`: who has room of after an
+        // emptying sees the new number.
+        self.head(EMPTIED).load(Ordering::Acquire)
     }
 
     /// Says that every record of region `r` is gone. False if it has no generation left.

@@ -152,7 +152,7 @@ impl Acquiring {
             // A claim ends when a level below has the sample, too: nobody loads it meanwhile.
             let memory = match self.to_store(index) {
                 Store::Caller if self.levels.has_more() => {
-                    self.levels.memory().fill_claimed(index, schema, parts, &*self.levels)?
+                    self.levels.memory().fill_claimed(index, schema, parts, None, &*self.levels)?
                 }
                 Store::Caller => {
                     self.take(index);

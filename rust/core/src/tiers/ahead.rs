@@ -74,7 +74,7 @@ impl Ahead {
         drop(before); // waits for threads that are at it, and so without the lock
     }
 
-    /// The record of a sample, if it was read ahead and is still below.
+    /// The record of a sample, if it was read ahead, is still below, and nothing was emptied since.
     pub(super) fn take(&self, levels: &Levels, index: usize) -> Option<Fetched> {
         let mut plan = self.lock();
         let mut found = plan.there.remove(&index);
@@ -98,7 +98,7 @@ impl Ahead {
         }
         drop(plan);
         self.begin_more();
-        found.filter(|_| levels.is_below(index))
+        found.filter(|fetched| levels.is_below(index) && levels.is_of_now(fetched))
     }
 
     /// Begins with as many of those to come as there is room for.

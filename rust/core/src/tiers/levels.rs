@@ -9,6 +9,7 @@ use super::ahead::Ahead;
 use super::buffers::Buffers;
 use super::classes::{KnownClasses, Verdict, travels};
 use super::tier::{Filling, Lent, Sealed, Sink, Tier, TierStats};
+use crate::fault::{Fault, active as broken};
 use crate::records::portable::{self, HEAD, Head};
 use crate::records::{INLINE, MAX_RECORD, RecordStore};
 use crate::sys::pages::Pages;
@@ -78,6 +79,8 @@ pub struct Fetched {
     at: Range<usize>,
     /// Which of the levels below it came from.
     from: usize,
+    /// How often memory had been emptied before it was asked for.
+    pub(super) since: u64,
 }
 
 impl Fetched {
@@ -134,10 +137,20 @@ impl Levels {
         self.below.iter().find_map(said)
     }
 
-    /// Empties all levels, the lowest first: what is above would be put there.
+    /// Empties all levels. Memory last: what is read from below before that comes up no more. Where memory is
+    /// recycled, also first: what leaves it would go down again.
     pub fn clear(&self) -> crate::Result<()> {
+        self.end_prefetch();
+        if self.memory.recycles() {
+            self.memory.clear()?;
+        }
         self.below.iter().rev().try_for_each(|level| level.tier.clear())?;
         self.memory.clear()
+    }
+
+    /// Whether nothing was emptied since a record was asked for.
+    pub(super) fn is_of_now(&self, fetched: &Fetched) -> bool {
+        fetched.since == self.memory.emptied() || broken(Fault::OutliveClear)
     }
 
     /// Waits until what this process gave to levels below is where it belongs; whether it is.
@@ -227,7 +240,7 @@ impl Levels {
         indices: &[usize],
         arrived: &mut dyn FnMut(usize, Fetched) -> Option<Fetched>,
     ) {
-        let deadline = Self::deadline();
+        let (deadline, since) = (Self::deadline(), self.memory.emptied());
         let mut missing: Vec<usize> = (0..indices.len()).collect();
         for (from, level) in self.below.iter().enumerate() {
             if missing.is_empty() {
@@ -241,6 +254,7 @@ impl Levels {
                 wanted: vec![true; keys.len()],
                 keys: &keys,
                 deadline,
+                since,
                 unknown: Vec::new(),
                 damaged: 0,
                 arrived: &mut |which, fetched| arrived(missing[which], fetched),
@@ -281,7 +295,7 @@ impl Levels {
     /// Puts a record that came from a level of all nodes, and found no room in memory, into those of this
     /// node in front of it.
     pub(super) fn keep_near(&self, index: usize, fetched: &Fetched) {
-        if self.is_from_afar(fetched) && fetched.from > 0 {
+        if self.is_from_afar(fetched) && fetched.from > 0 && self.is_of_now(fetched) {
             let parts = [IoSlice::new(fetched.bytes())];
             self.pass_down(&[(index, fetched.schema, &parts)], Self::deadline());
         }
@@ -423,6 +437,7 @@ struct Arriving<'a> {
     from: usize,
     keys: &'a [u64],
     deadline: Instant,
+    since: u64,
     /// What has not come yet.
     wanted: Vec<bool>,
     /// Whole records of schemas that memory does not know.
@@ -509,7 +524,8 @@ impl Arriving<'_> {
             before => before,
         };
         typical.store((before * 7 + at.len()).div_ceil(8), Ordering::Relaxed);
-        let fetched = Fetched { schema, memory, at: at.start + HEAD..at.end, from: self.from };
+        let at = at.start + HEAD..at.end;
+        let fetched = Fetched { schema, memory, at, from: self.from, since: self.since };
         if let Some(unused) = (self.arrived)(which, fetched) {
             self.levels.reuse(unused);
         }

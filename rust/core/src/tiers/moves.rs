@@ -11,6 +11,9 @@ impl Levels {
     /// Whether what comes from below should be in memory: not if its room is for samples that are nowhere
     /// yet.
     fn lets_rise(&self, fetched: &Fetched) -> bool {
+        if !self.is_of_now(fetched) {
+            return false;
+        }
         if self.is_from_afar(fetched) {
             return true; // nowhere on this node
         }
@@ -35,7 +38,8 @@ impl Levels {
             return false;
         }
         let record = [IoSlice::new(fetched.bytes())];
-        let put = self.memory().fill_claimed(index, fetched.schema, &record, self);
+        let put =
+            self.memory().fill_claimed(index, fetched.schema, &record, Some(fetched.since), self);
         matches!(put, Ok(Put::Stored))
     }
 

@@ -2,7 +2,7 @@
 
 use super::super::levels::Levels;
 use super::ways::{load_all, right};
-use super::{Temporary, cached, disk_of, disk_packed, memory_of, value};
+use super::{SCHEMA, Temporary, cached, disk_of, disk_packed, memory_of, parts, value};
 use crate::disk::Compression;
 use std::sync::Arc;
 use std::time::Duration;
@@ -205,6 +205,40 @@ fn what_was_read_ahead_is_not_given_after_it_was_cleared() {
     assert_eq!(load_all(&levels, &[7]).0, 0);
     levels.clear().unwrap();
     assert_eq!(load_all(&levels, &[7, 8, 9]).0, 3);
+    levels.end_prefetch();
+}
+
+/// Fills all samples with other bytes than they had.
+fn fill_anew(levels: &Arc<Levels>) {
+    let number = levels.memory().intern(SCHEMA).unwrap();
+    let mut acquiring = levels.acquire(&all(), Duration::from_secs(60));
+    for i in acquiring.next_to_load() {
+        acquiring.fill(i, number, &parts(&anew(i))).unwrap();
+    }
+    flush(levels);
+}
+
+fn anew(i: usize) -> Vec<u8> {
+    value(i).iter().map(|byte| !byte).chain([1]).collect()
+}
+
+#[test]
+fn what_was_read_ahead_is_not_given_after_others_filled_all_anew() {
+    let folder = Temporary::new();
+    let levels = all_on_disk(&folder);
+    let below = disk_of(&folder, 8 << 20, SAMPLES, false);
+    let others = Levels::new(Arc::clone(levels.memory()), vec![Box::new(below)]);
+    levels.prefetch(&all());
+    let reads = || levels.stats()[0].tier.hits;
+    while reads() < 100 {
+        std::thread::sleep(Duration::from_millis(1)); // there, and nobody asks for them yet
+    }
+    others.clear().unwrap();
+    fill_anew(&others);
+    for i in all() {
+        let (loaded, samples) = load_all(&levels, &[i]);
+        assert_eq!((loaded, samples), (0, vec![anew(i)]), "sample {i}");
+    }
     levels.end_prefetch();
 }
 

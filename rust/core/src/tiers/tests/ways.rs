@@ -8,7 +8,7 @@ use super::pretence::{Pretence, Wrongs};
 use super::{FINGERPRINT, SCHEMA, cached, memory, memory_of, parts, value};
 use crate::error::Result;
 use crate::records::portable::{self, Head};
-use crate::records::{INLINE, Put};
+use crate::records::{INLINE, Put, RecordStore};
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -121,6 +121,47 @@ fn the_next_level_is_asked_for_what_the_first_lacks() {
         (near.asked.lock().unwrap().clone(), far.asked.lock().unwrap().clone()),
         (vec![4, 5], vec![5])
     );
+}
+
+/// A level that others empty, with memory, while it is asked.
+struct Emptied(Arc<Pretence>, Arc<RecordStore>);
+
+impl Tier for Emptied {
+    fn get_many(&self, keys: &[u64], sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
+        self.1.clear()?;
+        self.0.get_many(keys, sink, deadline)
+    }
+
+    fn put_many(&self, records: &[Sealed<'_>], taken: &mut [bool], by: Instant) -> Result<()> {
+        self.0.put_many(records, taken, by)
+    }
+
+    fn schema(&self, hash: u128, deadline: Instant) -> Result<Option<Vec<u8>>> {
+        self.0.schema(hash, deadline)
+    }
+
+    fn put_schema(&self, hash: u128, schema: &[u8], deadline: Instant) -> Result<()> {
+        self.0.put_schema(hash, schema, deadline)
+    }
+
+    fn stats(&self) -> TierStats {
+        self.0.stats()
+    }
+}
+
+#[test]
+fn what_is_being_read_while_others_empty_all_does_not_come_up() {
+    for (limit, recycles) in [(1 << 20, false), (4 << 20, true)] {
+        let memory = memory_of(limit, 50, recycles);
+        let below = Emptied(full_tier(50), Arc::clone(&memory));
+        let levels = Levels::new(Arc::clone(&memory), vec![Box::new(below)]);
+        let came = levels.begin_fetch(vec![3, 4]).wait();
+        assert!(came.iter().all(Option::is_some));
+        let mut acquiring = acquire(&levels, &[5, 6]);
+        assert!(acquiring.next_to_load().is_empty());
+        assert!((3..7).all(|i| memory.find(i).is_none()), "of before");
+        assert_eq!(acquiring.given(5).unwrap().bytes(), value(5));
+    }
 }
 
 /// Whatever a tier does, a sample is itself: found, or loaded.
