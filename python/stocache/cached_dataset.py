@@ -173,8 +173,11 @@ class CachedDataset(Dataset[Sample]):
         )  # fmt: skip
         created = opened == "created"
         on_disk, folder = records.disk_stats(), folder_of(records)
-        if folder is not None and not on_disk["writes"]:
-            telling.of_only_read(records, folder)
+        if folder is not None:
+            if news := records.news():
+                telling.warn(news)
+            if not on_disk["writes"]:
+                telling.of_only_read(records, folder)
         in_memory = 0 if created else records.stats()["filled"]
         found = servers is not None or on_disk["filled"] or in_memory
         # All that is private is in one object: names of subclasses meet no others of ours.

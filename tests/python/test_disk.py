@@ -19,7 +19,7 @@ import kernel
 import pytest
 import stocache
 import torch
-from kernel import root_only
+from kernel import become_nobody, root_only
 from samples import complaint, whole
 from sources import FORK, INDEX, Counted, Fixed, Point, wrong
 from stocache._compare import same
@@ -269,6 +269,27 @@ def test_a_store_of_a_newer_format_stays_as_it_is(on_disk, log, below):
     with pytest.raises(RuntimeError, match="it has format 2, this stocache reads format 1"):
         on_disk(source)
     assert store.read_bytes() == contents
+
+
+@pytest.mark.parametrize("damage", [b"", b"no header", bytes(72)])
+def test_a_damaged_store_costs_one_warning_and_its_samples(on_disk, log, below, damage):
+    source = fixed(log)
+    options = {"name": "mine", "memory": 1, "probe": 0}
+    dataset = on_disk(source, **options)
+    epoch(dataset)
+    dataset.close()
+    (store,) = below.glob("*/store")
+    store.write_bytes(damage)
+    with pytest.warns(RuntimeWarning, match="could not be read.*made anew") as caught:
+        again = on_disk(source, **options)
+        for _ in range(2):
+            epoch(again)
+    assert len(caught) == 1 and sum(source.loads().values()) == 200
+    again.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        epoch(on_disk(source, **options))
+    assert sum(source.loads().values()) == 200, "and the next run finds them"
 
 
 # Keys
@@ -835,6 +856,20 @@ def test_what_was_read_ahead_and_cleared_since_is_loaded_anew(on_disk):
             assert torch.equal(row, whole(index, WORDS, version=1)), index
 
 
+def test_what_was_announced_and_cleared_since_is_loaded_anew(on_disk, seed):
+    source = Versions(range(64))
+    dataset = on_disk(source, memory=1)
+    assert sum(1 for _ in dataset) == 64
+    assert dataset.flush()
+    order = random.Random(seed).sample(range(64), 64)
+    dataset.prefetch(order)
+    source.version = 1
+    dataset.clear()
+    dataset.warm(num_workers=2, progress=False)
+    for index in order:
+        assert torch.equal(dataset[index][1], whole(index, WORDS, version=1)), index
+
+
 def test_two_jobs_on_one_folder_do_not_disturb_each_other(on_disk, log):
     source = fixed(log)
     first = on_disk(source, memory=4)
@@ -856,6 +891,60 @@ def test_two_jobs_on_one_folder_do_not_disturb_each_other(on_disk, log):
         child.join()
         assert child.exitcode == 0
     assert source.once_each()
+
+
+def as_another_user(act, folder):
+    """Runs `act` as somebody else, in a process of its own."""
+
+    def child():
+        become_nobody(folder)
+        act()
+
+    process = FORK.Process(target=child)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+@root_only
+def test_two_users_of_one_folder_have_levels_of_their_own(tmp_path):
+    shared = tmp_path / "scratch"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    samples = [whole(index, WORDS) for index in range(20)]
+
+    def run(**options):
+        dataset = stocache.CachedDataset(
+            Fixed(samples), INDEX, disk="1MiB", disk_path=shared, fingerprint="one", probe=0,
+            verbose=False, **options,
+        )  # fmt: skip
+        before = dataset.stats().disk.filled
+        assert same(list(dataset), samples) is True
+        dataset.close()
+        return before
+
+    def theirs():
+        assert [run(), run()] == [0, 20], "the first finds nothing, and the next one what it left"
+        assert [run(name="mine"), run(name="mine")] == [0, 20]
+
+    assert [run(), run(), run(name="mine")] == [0, 20, 0]
+    assert as_another_user(theirs, tmp_path) == 0
+    assert [run(), run(name="mine")] == [20, 20], "nobody has disturbed them"
+    folders = {folder.name: folder.stat().st_uid for folder in shared.iterdir()}
+    assert sorted(folders.values()) == [0, 0, 65534, 65534]
+    assert all(name.endswith("-u65534") for name, uid in folders.items() if uid)
+
+
+@root_only
+def test_a_folder_of_another_user_is_refused_with_a_remedy(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+
+    def act():
+        with pytest.raises(PermissionError, match=r"of user 0, .*mode 1777"):
+            stocache.CachedDataset(Fixed([torch.zeros(3)]), "1MiB", disk_path=theirs)
+
+    assert as_another_user(act, tmp_path) == 0
 
 
 @pytest.mark.parametrize(

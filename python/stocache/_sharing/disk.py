@@ -43,8 +43,8 @@ class Disk:
     ) -> None:  # fmt: skip
         """``label`` is its name for people, ``about`` says what it was made for. ``on_change`` is
         what to do if there is one of that name for other data; None: they are nobody's concern."""
-        os.makedirs(self.path, mode=0o700, exist_ok=True)
-        folder = os.path.join(self.path, f"{_file_name(label)}-{fingerprint[:_DIGITS]}")
+        _make_folder(self.path)
+        folder = _folder_of(self.path, label, fingerprint)
         if on_change is not None:
             for other in _others(folder):
                 _answer_change(other, on_change, about, dataset)
@@ -166,13 +166,39 @@ def _file_name(label: str) -> str:
     return re.sub(r"[^\w.-]", "_", label)[:100] or "dataset"
 
 
+def _make_folder(path: str) -> None:
+    """The folder of all levels; one that is there may be for several users."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        owner = os.stat(path).st_uid
+        raise PermissionError(
+            f"disk_path {path} is a folder of user {owner}, to which user {os.geteuid()} may not "
+            "write; use another, or one that all may write to (mode 1777)"
+        )
+
+
+def _folder_of(path: str, label: str, fingerprint: str) -> str:
+    """Of the level itself. Where another user has one of that name, with the user in its name."""
+    folder = os.path.join(path, f"{_file_name(label)}-{fingerprint[:_DIGITS]}")
+    own = f"{folder}-u{os.geteuid()}"
+    return own if not _may_be_ours(folder) or os.path.exists(own) else folder
+
+
+def _may_be_ours(folder: str) -> bool:
+    """Unless it is another user's."""
+    with contextlib.suppress(OSError):
+        return os.stat(folder, follow_symlinks=False).st_uid == os.geteuid()
+    return True
+
+
 def _others(folder: str) -> Iterator[str]:
-    """Folders of the same name for other data."""
-    before = folder[:-_DIGITS]
+    """Folders of the same name for other data, of this user."""
+    name, digits = os.path.basename(folder), f"[0-9a-f]{{{_DIGITS}}}(-u[0-9]+)?"
+    before = re.sub(f"{digits}$", "", name)
     with os.scandir(os.path.dirname(folder)) as entries:
         for entry in entries:
-            ours = entry.path[: len(before)] == before and entry.path != folder
-            if ours and re.fullmatch(f"[0-9a-f]{{{_DIGITS}}}", entry.path[len(before) :]):
+            alike = re.fullmatch(re.escape(before) + digits, entry.name)
+            if alike and entry.name != name and _may_be_ours(entry.path):
                 yield entry.path
 
 

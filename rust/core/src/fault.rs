@@ -131,6 +131,8 @@ pub(crate) enum Fault {
     KeepDamaged,
     /// Remove a file whose room those keep who have it open.
     RemoveUncut,
+    /// Remove a damaged store without asking whether somebody uses it.
+    MendInUse,
     /// Keep what was read before all was emptied.
     OutliveClear,
     /// Write where a file ended when this table was made, though others have written since.
@@ -453,6 +455,14 @@ mod controls {
                 "tiers::tests::ways::what_is_being_read_while_others_empty_all_does_not_come_up",
                 "disk::tests::what_waits_to_be_written_while_others_empty_all_is_not_written",
             ],
+        );
+    }
+
+    #[test]
+    fn removing_a_damaged_store_under_others_is_caught() {
+        is_caught(
+            Fault::MendInUse,
+            &["disk::tests::a_damaged_store_is_made_anew_unless_it_is_in_use_or_not_only_ours"],
         );
     }
 

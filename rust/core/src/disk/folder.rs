@@ -70,23 +70,26 @@ impl Header {
     }
 
     /// Believes nothing.
-    fn decode(bytes: &[u8; HEADER]) -> std::result::Result<Self, String> {
+    fn decode(bytes: &[u8; HEADER]) -> std::result::Result<Self, Unreadable> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let wide = |at: usize| u128::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         if bytes[..8] != MAGIC {
-            return Err("its file \"store\" does not begin like one of stocache's".into());
+            let what = "its file \"store\" does not begin like one of stocache's";
+            return Err(Unreadable::Damaged(what.into()));
         }
         let (format, flags) = (word(8) as u32, (word(8) >> 32) as u32);
         if format != FORMAT {
-            return Err(format!("it has format {format}, this stocache reads format {FORMAT}"));
+            let what = format!("it has format {format}, this stocache reads format {FORMAT}");
+            return Err(Unreadable::Other(what));
         }
         if word(64) != xxh3_64(&bytes[..64]) || flags & !FLAG_KEYED != 0 {
-            return Err("its file \"store\" is damaged".into());
+            return Err(Unreadable::Damaged("its file \"store\" is damaged".into()));
         }
         let region_bytes = word(56);
         if !(1..=LONGEST_FILE).contains(&region_bytes) || !region_bytes.is_multiple_of(PAGE as u64)
         {
-            return Err(format!("its files are of {region_bytes} bytes, which cannot be"));
+            let what = format!("its files are of {region_bytes} bytes, which cannot be");
+            return Err(Unreadable::Damaged(what));
         }
         Ok(Self {
             id: wide(16),
@@ -95,6 +98,22 @@ impl Header {
             keyed: flags & FLAG_KEYED != 0,
             region_bytes,
         })
+    }
+}
+
+/// Why a header cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Unreadable {
+    /// It was one of this format, and is none any more.
+    Damaged(String),
+    /// Of another format or user, or the disk does not let us see it.
+    Other(String),
+}
+
+impl From<Unreadable> for String {
+    fn from(why: Unreadable) -> Self {
+        let (Unreadable::Damaged(what) | Unreadable::Other(what)) = why;
+        what
     }
 }
 
@@ -138,7 +157,7 @@ impl Folder {
                 ),
             ));
         }
-        let header = Self::read(path).map_err(refuse)?;
+        let header = Self::read(path).map_err(|why| refuse(why.into()))?;
         let header = match header {
             Some(header) => header,
             None => {
@@ -151,6 +170,7 @@ impl Folder {
                 })?;
                 // Whoever was faster.
                 Self::read(path)
+                    .map_err(String::from)
                     .and_then(|header| header.ok_or_else(|| "it vanished".to_string()))
                     .map_err(refuse)?
             }
@@ -187,16 +207,24 @@ impl Folder {
     }
 
     /// What the header in a folder says; `None` if there is none.
-    pub(super) fn read(path: &Path) -> std::result::Result<Option<Header>, String> {
+    pub(super) fn read(path: &Path) -> std::result::Result<Option<Header>, Unreadable> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = match rustix::fs::openat(CWD, path.join("store"), flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT) => return Ok(None),
-            Err(errno) => return Err(format!("cannot open its file \"store\" ({errno})")),
+            Err(errno) => {
+                let what = format!("cannot open its file \"store\" ({errno})");
+                return Err(Unreadable::Other(what));
+            }
         };
-        let stat = rustix::fs::fstat(&file).map_err(|errno| errno.to_string())?;
-        check_private(&stat)?;
-        let (bytes, _) = read_header::<HEADER>(file.as_fd())?;
+        let stat =
+            rustix::fs::fstat(&file).map_err(|errno| Unreadable::Other(errno.to_string()))?;
+        check_private(&stat).map_err(Unreadable::Other)?;
+        if stat.st_size < HEADER as i64 {
+            let what = format!("its file \"store\" has only {} bytes", stat.st_size);
+            return Err(Unreadable::Damaged(what));
+        }
+        let (bytes, _) = read_header::<HEADER>(file.as_fd()).map_err(Unreadable::Other)?;
         Header::decode(&bytes).map(Some)
     }
 
@@ -276,6 +304,33 @@ impl Folder {
         }
         reached("disk: file cut");
         let _gone_already = rustix::fs::unlink(&data);
+    }
+}
+
+/// Whether a file of that name in a folder is stocache's.
+pub(super) fn is_ours(name: &str) -> bool {
+    matches!(name, "store" | "lock" | "schemas" | "about" | "temporary")
+        || is_half_made(name)
+        || region_of(name).is_some()
+}
+
+/// What is renamed when it is whole.
+pub(super) fn is_half_made(name: &str) -> bool {
+    let rest = |before: &str| name.strip_prefix(before).filter(|rest| !rest.is_empty());
+    rest("store.").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        || rest("about.").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Removes a file of that name. Files of regions are cut first: who has one open would keep its room.
+pub(super) fn unlink(folder: &Path, name: &str) -> std::io::Result<()> {
+    let path = folder.join(name);
+    if region_of(name).is_some() {
+        let flags = OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let _gone_already = rustix::fs::openat(CWD, &path, flags, Mode::empty());
+    }
+    match rustix::fs::unlink(&path) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
     }
 }
 
@@ -363,7 +418,12 @@ mod tests {
         for bit in 0..8 * HEADER {
             let mut bad = good;
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(Header::decode(&bad).is_err(), "bit {bit}");
+            let why = Header::decode(&bad);
+            let damaged = matches!(why, Err(Unreadable::Damaged(_)));
+            assert!(
+                why.is_err() && (damaged || (8..12).contains(&(bit / 8))),
+                "bit {bit}: {why:?}"
+            );
         }
         for region_bytes in [0, 1, 4095, 4097, !4095] {
             let impossible = Header { region_bytes, ..header() };
@@ -373,7 +433,7 @@ mod tests {
         newer[8] = 2;
         assert_eq!(
             Header::decode(&newer),
-            Err("it has format 2, this stocache reads format 1".into())
+            Err(Unreadable::Other("it has format 2, this stocache reads format 1".into()))
         );
     }
 

@@ -2,7 +2,7 @@
 //! how it is removed. Nothing that is read is believed, and looking changes nothing.
 
 use super::compression::{Packed, is_packed};
-use super::folder::{Folder, region_of};
+use super::folder::{Folder, is_half_made, is_ours, unlink};
 use super::log::{self, Entry};
 use crate::error::{Error, Kind, Result};
 use crate::records::portable::{self, HEAD};
@@ -324,31 +324,5 @@ impl Names {
         }
         let ours = |wanted: &str| names.ours.iter().any(|name| name == wanted);
         (ours("store") || ours("lock") || ours("temporary")).then_some(names)
-    }
-}
-
-fn is_ours(name: &str) -> bool {
-    matches!(name, "store" | "lock" | "schemas" | "about" | "temporary")
-        || is_half_made(name)
-        || region_of(name).is_some()
-}
-
-/// What is renamed when it is whole.
-fn is_half_made(name: &str) -> bool {
-    let rest = |before: &str| name.strip_prefix(before).filter(|rest| !rest.is_empty());
-    rest("store.").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_hexdigit()))
-        || rest("about.").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()))
-}
-
-/// Files of regions are cut first: who has one open would keep its room.
-fn unlink(folder: &Path, name: &str) -> std::io::Result<()> {
-    let path = folder.join(name);
-    if region_of(name).is_some() {
-        let flags = OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let _gone_already = rustix::fs::openat(CWD, &path, flags, Mode::empty());
-    }
-    match rustix::fs::unlink(&path) {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(errno.into()),
     }
 }

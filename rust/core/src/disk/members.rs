@@ -6,7 +6,7 @@
 //! the byte of its number, which they share.
 
 use crate::fault::reached;
-use crate::sys::ofd::{is_locked, lock_byte, share_byte, try_unlock_byte};
+use crate::sys::ofd::{is_any_locked, is_locked, lock_byte, share_byte, try_unlock_byte};
 use crate::sys::private_file::{open_private, write_all};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
@@ -47,16 +47,7 @@ impl Member {
 
     /// Whether this table is the one that writes; it becomes so if no other is.
     pub(super) fn writes(&self, folder: &Path) -> bool {
-        // A description of its own: threads of this process may ask at the same time.
-        let Ok((choosing, true)) = open(folder) else { return false };
-        let began = Instant::now();
-        while !lock_byte(choosing.as_raw_fd(), CHOOSING) {
-            if began.elapsed() > PATIENCE {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let ours = match self.writer() {
+        let choose = |_: &OwnedFd| match self.writer() {
             Ok(writer) if writer == self.id => true,
             Ok(writer) if writer != 0 && is_locked(&self.file, writer) => false,
             Ok(_) if self.writable => {
@@ -64,15 +55,13 @@ impl Member {
             }
             _ => false,
         };
-        reached("disk: writer chosen");
-        try_unlock_byte(choosing.as_raw_fd(), CHOOSING);
-        ours
+        choosing(folder, choose).unwrap_or(false)
     }
 
     fn writer(&self) -> rustix::io::Result<u64> {
         let mut id = [0; 8];
         match rustix::io::pread(&self.file, &mut id[..], 0)? {
-            8 => Ok(u64::from_le_bytes(id)),
+            8 => Ok(u64::from_le_bytes(id)).map(|id| if id < CHOOSING { id } else { 0 }),
             _ => Ok(0),
         }
     }
@@ -82,6 +71,28 @@ impl Drop for Member {
     fn drop(&mut self) {
         self.note_use();
     }
+}
+
+/// Runs `act` while nobody else does so, or chooses who writes, if nobody uses the folder.
+pub(super) fn alone<R>(folder: &Path, act: impl FnOnce() -> R) -> Option<R> {
+    choosing(folder, |lock| (!is_any_locked(lock)).then(act))?
+}
+
+/// Runs `act` as the only one, with the file `lock`; nothing if that cannot be had.
+fn choosing<R>(folder: &Path, act: impl FnOnce(&OwnedFd) -> R) -> Option<R> {
+    // A description of its own: threads of this process may ask at the same time.
+    let (lock, true) = open(folder).ok()? else { return None };
+    let began = Instant::now();
+    while !lock_byte(lock.as_raw_fd(), CHOOSING) {
+        if began.elapsed() > PATIENCE {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let done = act(&lock);
+    reached("disk: writer chosen");
+    try_unlock_byte(lock.as_raw_fd(), CHOOSING);
+    Some(done)
 }
 
 /// The file `lock`, and whether it can be written to: where it cannot, what is there can be read.

@@ -10,6 +10,7 @@
 //! | `store` | the store as this process has it open |
 //! | `behind` | records that wait to be written, and the thread that writes them |
 //! | `files` | the files of regions, as this process has them open |
+//! | `mending` | a store whose header is damaged |
 //! | `members` | who uses a folder |
 //! | `folder` | whose it is, what it is for, the names in it |
 //! | `compression` | records made smaller |
@@ -23,6 +24,7 @@ mod folder;
 mod inspect;
 mod log;
 mod members;
+mod mending;
 mod recall;
 mod records;
 mod schemas;

@@ -15,6 +15,7 @@ use super::behind::Behind;
 use super::files::Files;
 use super::folder::{self, Folder, Header};
 use super::members::Member;
+use super::mending::remove_damaged;
 use crate::bytes::Bytes;
 use crate::error::{Error, Kind, Result};
 use crate::segment::counters::Count;
@@ -102,6 +103,7 @@ impl DiskStore {
             keyed,
             region_bytes: folder::region_bytes(options.budget)?,
         };
+        let damaged = remove_damaged(&options.path);
         let folder = Folder::open(&options.path, &wanted)?;
         if let Some(why) = folder.differs(&wanted) {
             return Err(Error::new(
@@ -129,6 +131,9 @@ impl DiskStore {
         let (segment, how) = Segment::open(&request)?;
         let store = Self::over(segment, how, folder, table)?;
         store.tell_of_limit(options.budget);
+        if let Some(why) = damaged {
+            store.tell_of_damage(&why);
+        }
         match &options.keys {
             Keys::Numbers => store.inform(None)?,
             Keys::Of(keys) => store.inform(Some(keys))?,
@@ -288,6 +293,15 @@ impl DiskStore {
                 Bytes(self.geometry.region_bytes),
                 Bytes(self.budget()),
                 Bytes(budget)
+            ));
+        }
+    }
+
+    fn tell_of_damage(&self, why: &str) {
+        if let Ok(mut news) = self.news.try_lock() {
+            let folder = self.folder.path.display();
+            *news = Some(format!(
+                "the disk level in {folder} could not be read ({why}), and was made anew: its samples are loaded once more"
             ));
         }
     }

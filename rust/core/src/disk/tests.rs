@@ -334,6 +334,51 @@ fn a_store_of_a_newer_format_stays_untouched() {
     assert_eq!(std::fs::read(&path).unwrap(), bytes);
 }
 
+#[test]
+fn a_damaged_store_is_made_anew_unless_it_is_in_use_or_not_only_ours() {
+    let folder = Temporary::new();
+    let reopened = || DiskStore::open(&options(&folder.0, 1 << 20, false));
+    let path = folder.0.join("store");
+    let damages: [fn(&mut Vec<u8>); 4] =
+        [|b| b[40] ^= 1, |b| b[0] = 0, |b| b.truncate(20), |b| b.clear()];
+    for damage in damages {
+        let store = reopened().unwrap();
+        assert_eq!(fill(&store, 0..50), 50);
+        let good = std::fs::read(&path).unwrap();
+        let mut bad = good.clone();
+        damage(&mut bad);
+        std::fs::write(&path, &bad).unwrap();
+        // Another process; this one has one object per folder.
+        assert!(!is_killed(|| {
+            let error = reopened().err().unwrap().to_string();
+            assert!(error.contains("its file \"store\""), "{error}");
+        }));
+        assert_eq!(count(&store), 50, "it is in use");
+        drop(store);
+        std::fs::write(folder.0.join("notes.txt"), "theirs").unwrap();
+        assert!(reopened().is_err());
+        assert_eq!(files_of(&folder, ".log").len(), 1);
+        std::fs::remove_file(folder.0.join("notes.txt")).unwrap();
+        let store = reopened().unwrap();
+        let news = store.news().unwrap();
+        assert!(news.contains("could not be read (its file \"store\""), "{news}");
+        assert_eq!((store.news(), count(&store), fill(&store, 0..50)), (None, 0, 50));
+        drop(store);
+        let store = reopened().unwrap();
+        assert_eq!((store.news(), count(&store)), (None, 50));
+    }
+}
+
+#[test]
+fn whatever_the_file_of_locks_says_somebody_writes() {
+    let folder = Temporary::new();
+    drop(open(&folder.0, 1 << 20, false));
+    for noise in [&b"\xff\xff\xff\xff\xff\xff\xff\xff"[..], b"\0\0\0\0\0\0\0\x40", b"abc", b""] {
+        std::fs::write(folder.0.join("lock"), noise).unwrap();
+        assert!(open(&folder.0, 1 << 20, false).writes(), "{noise:?}");
+    }
+}
+
 /// The head is as long as it was, wherever a record begins.
 #[test]
 fn records_lie_in_whole_pages_of_their_own_and_others() {
@@ -742,8 +787,9 @@ fn what_the_killed_left_goes_and_nothing_else() {
 }
 
 /// Everywhere between two steps of a process that uses a store.
-const PLACES: [&str; 13] = [
+const PLACES: [&str; 14] = [
     "disk: header written",
+    "disk: damaged files removed",
     "disk: writer chosen",
     "disk: logs read",
     "regions: active",
@@ -806,8 +852,12 @@ fn a_kill_at_any_place_leaves_nothing_torn() {
     for place in PLACES {
         let mut kills = 0;
         for time in 0..times {
-            if place == "disk: header written" {
-                let _none_yet = std::fs::remove_dir_all(&folder.0);
+            match place {
+                "disk: header written" => drop(std::fs::remove_dir_all(&folder.0)),
+                "disk: damaged files removed" => {
+                    std::fs::write(folder.0.join("store"), "no header").unwrap();
+                }
+                _ => {}
             }
             kills += usize::from(is_killed(|| {
                 meeting::die_at(place, if time == 0 { 0 } else { (time * 7 % 40) as u32 });
