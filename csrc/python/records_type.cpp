@@ -148,10 +148,10 @@ PyObject* disk_stats(PyObject* self, PyObject*) {
       WithoutGil free;
       return cache->records().disk_stats();
     });
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N}", "hits", s.hits, "fills", s.fills,
-                         "filled", s.records, "used_bytes", s.bytes, "data_bytes", s.capacity,
-                         "evicted", s.evicted, "dropped", s.dropped, "errors", s.errors, "writes",
-                         PyBool_FromLong(s.writes));
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:N}", "hits", s.hits, "fills",
+                         s.fills, "filled", s.records, "used_bytes", s.bytes, "data_bytes",
+                         s.capacity, "evicted", s.evicted, "dropped", s.dropped, "waiting",
+                         s.waiting, "errors", s.errors, "writes", PyBool_FromLong(s.writes));
   });
 }
 

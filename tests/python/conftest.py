@@ -420,12 +420,12 @@ def in_child():
 @pytest.fixture
 def injected():
     """injected(f, fault) is f() in a child to which strace feeds that fault of a system call: in
-    the thread that calls f; or in all of them, if the fault is one of the file ``path``."""
+    the thread that calls f; or in all of them, if the fault is one of the files ``paths``."""
     if not shutil.which("strace"):
         pytest.skip("strace is absent: failing system calls are not covered")
     fork, started = multiprocessing.get_context("fork"), []
 
-    def run(function, fault, path=None):
+    def run(function, fault, *paths):
         ready, gate = fork.Event(), fork.Event()
         receive, send = fork.Pipe(duplex=False)
 
@@ -444,7 +444,7 @@ def injected():
         assert ready.wait(60)
         call = fault.split(":")[0]
         command = ["strace", "-qq", "-o", "/dev/null", "-p", str(child.pid)]
-        command += [] if path is None else ["-f", "-P", str(path)]
+        command += ["-f"] * bool(paths) + [word for path in paths for word in ("-P", str(path))]
         tracer = subprocess.Popen(
             [*command, "-e", f"trace={call}", "-e", f"inject={fault}"],
             stderr=subprocess.PIPE,

@@ -36,11 +36,11 @@ def mount_shm(options: str, flags: int = 0) -> None:
     system("mount", b"tmpfs", b"/dev/shm", b"tmpfs", flags, options.encode())
 
 
-def mount_at(folder, options: str) -> None:
-    """Puts a new tmpfs over `folder`, for this process and its children only."""
+def mount_at(folder, options: str, kind: str = "tmpfs") -> None:
+    """Puts a new tmpfs, or another kind, over `folder`, for this process and its children only."""
     system("unshare", CLONE_NEWNS)
     system("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
-    system("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 0, options.encode())
+    system("mount", b"none", os.fsencode(folder), kind.encode(), 0, options.encode())
 
 
 def mount_ext4(folder, image, mebibytes: int) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import resource
 import time
 import warnings
 from collections import Counter
@@ -59,12 +60,13 @@ def data_files(below):
 # The kernel says no
 
 
+@pytest.mark.parametrize("kind", ["dat", "log"])
 @pytest.mark.parametrize("error", ["EIO", "EROFS", "EDQUOT", "ENOSPC"])
-def test_writes_that_fail_cost_one_warning_and_no_sample(injected, log, below, error):
+def test_writes_that_fail_cost_one_warning_and_no_sample(injected, log, below, error, kind):
     dataset = opened(log, below)
     dataset[0]
     assert dataset.flush()
-    (file,) = data_files(below)
+    (file,) = below.glob(f"*/*.{kind}")
 
     def fill():
         said = [text for _ in range(3) for text in epoch(dataset)]
@@ -79,6 +81,64 @@ def test_writes_that_fail_cost_one_warning_and_no_sample(injected, log, below, e
     assert epoch(again) == [] and again.stats().disk.filled == LENGTH, "the control"
     assert command("verify", below, "--quiet").returncode == 0
     again.close()
+
+
+def test_short_writes_cost_one_warning_and_no_sample(log, below, in_child):
+    """A limit on the size of files cuts the write that crosses it, and refuses the next."""
+
+    def run():
+        dataset = opened(log, below)
+        dataset[0]
+        assert dataset.flush()
+        free = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, free[1]))
+        said = [text for _ in range(3) for text in epoch(dataset)]
+        resource.setrlimit(resource.RLIMIT_FSIZE, free)
+        filled, errors = dataset.stats().disk.filled, dataset.stats().disk.errors
+        dataset.close()
+        checked = command("verify", below, "--quiet")
+        again = opened(log, below)
+        said_then = epoch(again)
+        filled_then = again.stats().disk.filled
+        again.close()
+        return said, filled, errors, checked.returncode, said_then, filled_then
+
+    said, filled, errors, status, said_then, filled_then = in_child(run)
+    assert len(said) == 1 and "cannot write to the disk level in" in said[0], said
+    assert 1 <= filled < LENGTH and errors == 1 and status == 0
+    assert said_then == [] and filled_then == LENGTH, "the control"
+
+
+def test_a_file_system_without_locks_is_refused_with_a_remedy(injected, log, below):
+    opened(log, below).close()
+    (lock,) = below.glob("*/lock")
+
+    def reopen():
+        with pytest.raises(OSError, match="cannot lock .*No locks available.*another disk_path"):
+            opened(log, below)
+
+    injected(reopen, "fcntl:error=ENOLCK:when=1+", lock)
+    again = opened(log, below)
+    assert epoch(again) == [], "the control"
+    again.close()
+
+
+def test_what_leaves_memory_for_a_slow_disk_is_not_lost(injected, log, below):
+    """A region of memory goes down as a whole, while others wait for its room."""
+    dataset = opened(log, below, 400, disk="16MiB", policy="lru", memory=INDEX + 64 * 4224)
+    dataset[0]
+    assert dataset.flush()
+    folder = next(below.glob("*/store")).parent
+    files = [folder / f"{r:03}-{g:08x}.dat" for r in range(4) for g in range(1, 4)]
+
+    def fill():
+        for _ in range(3):
+            assert epoch(dataset) == []
+        return dataset.stats().disk.dropped
+
+    assert injected(fill, "pwrite64:delay_enter=100ms", *files) == 0
+    assert dataset._stocache.source.once_each(), "none was loaded again"
+    dataset.close()
 
 
 @pytest.mark.parametrize("call", ["pwrite64", "pread64"])
@@ -154,19 +214,25 @@ def test_a_full_ext4_costs_one_warning_and_is_used_again_when_there_is_room(
 
 
 @root_only
-@pytest.mark.parametrize("kind", ["tmpfs", "overlay"])
-def test_a_file_system_without_direct_reads_is_used_all_the_same(
+@pytest.mark.parametrize("kind", ["tmpfs", "ramfs", "overlay"])
+def test_a_file_system_that_lacks_something_is_used_all_the_same(
     log, below, tmp_path, in_child, kind
 ):
+    """ramfs refuses O_DIRECT and fallocate(2)."""
+
     def run():
         try:
-            if kind == "tmpfs":
-                kernel.mount_at(below, "size=32m")
-            else:
+            if kind == "overlay":
                 (tmp_path / "parts").mkdir()
                 kernel.mount_overlay(below, tmp_path / "parts")
+            else:
+                kernel.mount_at(below, "size=32m" if kind == "tmpfs" else "", kind)
         except OSError as error:
             return str(error)
+        if kind == "ramfs":  # the control: it does
+            with pytest.raises(OSError, match="Invalid argument"):
+                os.open(below / "file", os.O_CREAT | os.O_RDWR | os.O_DIRECT)
+            os.chmod(below, 0o700)
         for _ in range(2):
             dataset = opened(log, below)
             assert epoch(dataset) + epoch(dataset) == []

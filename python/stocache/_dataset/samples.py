@@ -784,7 +784,7 @@ def _end(records: Records) -> None:
     folder = folder_of(records)
     temporary = folder is not None and is_temporary(folder)
     if not temporary:
-        records.flush(_FLUSH_SECONDS)
+        _flush_in_time(records)
     records.close()
     if folder is not None and temporary:
         remove_if_unused(folder)
@@ -800,7 +800,12 @@ def _end_of(records: weakref.ref[Records], folder: str) -> None:
 def _flush(records: weakref.ref[Records]) -> None:
     with contextlib.suppress(Exception):  # it was closed, which is in order
         if (mine := records()) is not None:
-            mine.flush(_FLUSH_SECONDS)
+            _flush_in_time(mine)
+
+
+def _flush_in_time(records: Records) -> None:
+    if not records.flush(_FLUSH_SECONDS) and (waiting := records.disk_stats()["waiting"]):
+        telling.of_unwritten(records, waiting)
 
 
 class _FoundMeanwhile(Exception):

@@ -25,7 +25,9 @@ class DiskStats:
     evicted: int
     """Samples that made room for others (policy "lru")."""
     dropped: int
-    """Samples not written: for lack of room, or because of an error."""
+    """Samples not written: for lack of room or time, or because of an error."""
+    waiting: int
+    """Samples of this process that wait to be written."""
     errors: int
     """Reads and writes that failed."""
     writes: bool

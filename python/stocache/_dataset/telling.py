@@ -11,11 +11,11 @@ from stocache._dataset.stats import CachedDatasetStats
 from stocache.sizes import show_bytes
 
 # Into how many regions "lru" divides the memory (segment/records_layout.rs).
-_LRU_REGIONS = 32
+_FEWEST_REGIONS, _MOST_REGIONS, _LARGE_REGION = 32, 255, 256 << 20
 # What is told once per node.
 WHAT_FITS, _UNSUPPORTED, _TOO_LARGE, _RANDOM, _OTHER_KEYS, _WHOLE_BATCHES, _UNREADABLE = range(7)
 _NO_DISK, _ONLY_READ, WHERE_CUT = 7, 8, 9
-_SLOW_TRANSFORM = 18
+_SLOW_TRANSFORM, _UNWRITTEN = 18, 19
 # From here on, eight looks that were taken (doubts.py).
 FIRST_LOOK = 10
 
@@ -70,6 +70,14 @@ def of_no_disk(records: _C.Records, error: Exception) -> None:
     _warn_once(records, _NO_DISK, text)
 
 
+def of_unwritten(records: _C.Records, waiting: int) -> None:
+    text = (
+        f"{waiting} samples could not be written to disk before this process let go of it; the next "
+        "run loads them again"
+    )
+    _warn_once(records, _UNWRITTEN, text)
+
+
 def of_only_read(records: _C.Records, folder: str) -> None:
     text = (
         f"what is in {folder} is read, and nothing written to it from here: another dataset, job "
@@ -79,8 +87,10 @@ def of_only_read(records: _C.Records, folder: str) -> None:
 
 
 def of_size(records: _C.Records, index: int) -> None:
-    regions = _LRU_REGIONS if records.arguments()[2] == "lru" else 1
-    longest = show_bytes(records.stats()["data_bytes"] // regions)
+    room = records.stats()["data_bytes"]
+    many = max(_FEWEST_REGIONS, min(_MOST_REGIONS, room // _LARGE_REGION))
+    regions = many if records.arguments()[2] == "lru" else 1
+    longest = show_bytes(room // regions)
     which = f'a part of the cache ({longest} of policy="lru")' if regions > 1 else "the cache"
     remedy = 'use policy="freeze", or more memory' if regions > 1 else "give it more memory"
     how = "loaded" if records.cluster() is None else "asked for on the servers, or loaded,"

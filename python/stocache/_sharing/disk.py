@@ -169,11 +169,11 @@ def _file_name(label: str) -> str:
 def _make_folder(path: str) -> None:
     """The folder of all levels; one that is there may be for several users."""
     os.makedirs(path, mode=0o700, exist_ok=True)
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+    if not os.access(path, os.R_OK | os.X_OK):  # of a disk that is read-only, what is there counts
         owner = os.stat(path).st_uid
         raise PermissionError(
-            f"disk_path {path} is a folder of user {owner}, to which user {os.geteuid()} may not "
-            "write; use another, or one that all may write to (mode 1777)"
+            f"disk_path {path} is a folder of user {owner}, which user {os.geteuid()} may not look "
+            "into; use another, or one that all may use (mode 1777)"
         )
 
 

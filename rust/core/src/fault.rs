@@ -131,6 +131,16 @@ pub(crate) enum Fault {
     KeepDamaged,
     /// Remove a file whose room those keep who have it open.
     RemoveUncut,
+    /// Leave files open both ways that were read both ways.
+    KeepBothWays,
+    /// Write the log beside the budget.
+    LogBesides,
+    /// Write groups of records however small they are.
+    SmallGroups,
+    /// Wait for a record without telling who has it.
+    WaitSilently,
+    /// Write what is left at the end, however long that takes.
+    WaitForEver,
     /// Remove a damaged store without asking whether somebody uses it.
     MendInUse,
     /// Keep what was read before all was emptied.
@@ -319,7 +329,14 @@ mod controls {
 
     #[test]
     fn taking_whatever_comes_from_below_is_caught() {
-        is_caught(Fault::TrustTiers, &["tiers::tests::ways::garbage_from_below_is_a_miss"]);
+        is_caught(
+            Fault::TrustTiers,
+            &[
+                "tiers::tests::ways::garbage_from_below_is_a_miss",
+                "disk::tests::damaged_files_are_misses",
+                "disk::tests::ten_thousand_damaged_records_are_misses",
+            ],
+        );
     }
 
     #[test]
@@ -455,6 +472,46 @@ mod controls {
                 "tiers::tests::ways::what_is_being_read_while_others_empty_all_does_not_come_up",
                 "disk::tests::what_waits_to_be_written_while_others_empty_all_is_not_written",
             ],
+        );
+    }
+
+    #[test]
+    fn keeping_files_open_both_ways_is_caught() {
+        is_caught(
+            Fault::KeepBothWays,
+            &["disk::tests::a_file_is_one_descriptor_whichever_way_it_is_read"],
+        );
+    }
+
+    #[test]
+    fn writing_logs_beside_the_budget_is_caught() {
+        is_caught(
+            Fault::LogBesides,
+            &["disk::tests::records_and_logs_take_no_more_than_the_budget"],
+        );
+    }
+
+    #[test]
+    fn writing_groups_however_small_they_are_is_caught() {
+        is_caught(
+            Fault::SmallGroups,
+            &["disk::tests::small_samples_that_come_slowly_are_written_together"],
+        );
+    }
+
+    #[test]
+    fn waiting_for_a_record_without_a_word_is_caught() {
+        is_caught(
+            Fault::WaitSilently,
+            &["disk::tests::what_waits_in_another_process_is_written_when_it_is_wanted"],
+        );
+    }
+
+    #[test]
+    fn writing_what_is_left_however_long_that_takes_is_caught() {
+        is_caught(
+            Fault::WaitForEver,
+            &["disk::behind::tests::what_cannot_be_written_in_time_at_the_end_is_given_up"],
         );
     }
 

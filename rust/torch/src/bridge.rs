@@ -212,6 +212,7 @@ pub mod ffi {
         capacity: u64,
         evicted: u64,
         dropped: u64,
+        waiting: u64,
         errors: u64,
         /// Whether this process may write to it.
         writes: bool,

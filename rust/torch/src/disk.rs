@@ -109,6 +109,7 @@ impl Records {
                 capacity: s.capacity,
                 evicted: s.evicted,
                 dropped: s.dropped,
+                waiting: s.waiting,
                 errors: s.errors,
                 writes: self.disk().is_some_and(|disk| disk.writes()),
             })

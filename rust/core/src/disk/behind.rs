@@ -2,14 +2,16 @@
 //! thread of this process.
 //!
 //! ```text
-//!   put ──► filling ── full, or old ──► full ── the thread ──► file
+//!   put ──► filling ── full, old, or wanted ──► full ── the thread ──► file
 //! ```
 //!
-//! A record that waits here is claimed in the table: nobody else writes it, and who wants it waits a
-//! moment. What waits has a bound in bytes; who brings more waits for the disk, up to its deadline. In a
+//! A group takes whole pages, and a line of the log for each record: where samples are small and come slowly,
+//! it waits for more of them. A record that waits here is claimed in the table: nobody else writes it, and who
+//! wants it says so, and waits a moment. What waits has a bound in bytes; who brings more waits for the disk, up to its deadline. In a
 //! forked child nothing of it is the child's.
 
 use super::log::STEP;
+use crate::fault::{Fault, active as broken};
 use crate::sys::direct::DirectFile;
 use crate::sys::pages::{PAGE, Pages};
 use std::collections::VecDeque;
@@ -20,16 +22,28 @@ use std::time::{Duration, Instant};
 /// So many bytes are written at once at most, or so many records.
 pub(super) const MOST_GROUP_BYTES: usize = 4 << 20;
 const GROUP_RECORDS: usize = 4096;
-/// What waits to be written, all in all.
-const MOST_BYTES: usize = 64 << 20;
-/// What was brought is written after this time, however little it is.
+/// What waits to be written, all in all. Every process that loads may have so much.
+const MOST_BYTES: usize = 16 << 20;
+/// What was brought is written after this time, if it is so much: the padding of whole pages is little of it;
 const OLD: Duration = Duration::from_millis(20);
+const ENOUGH_BYTES: usize = 256 << 10;
+const ENOUGH_RECORDS: usize = 256;
+/// and after this time, however little it is.
+const VERY_OLD: Duration = Duration::from_secs(1);
+/// Who lets go of a store waits for so long for what it brought.
+const LAST_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5000 });
 
 /// Who writes.
 pub(super) trait Writer: Send + Sync {
     /// Writes these records and ends their claims; what cannot be written is dropped.
     fn write(&self, group: &mut Group, last: &mut Last);
+
+    /// Drops these records.
+    fn give_up(&self, group: &Group);
 }
+
+/// How often somebody of any process wanted a record that waits to be written.
+type Calls = Box<dyn Fn() -> u64 + Send + Sync>;
 
 /// The file that was written to last: region, generation, file.
 pub(super) type Last = Option<(u64, u32, DirectFile)>;
@@ -40,6 +54,8 @@ pub(super) struct Group {
     used: usize,
     pub(super) items: Vec<Item>,
     began: Instant,
+    /// The calls before that.
+    calls: u64,
 }
 
 /// One of them: where it lies in the group.
@@ -53,8 +69,16 @@ pub(super) struct Item {
 }
 
 impl Group {
-    fn new(memory: Pages) -> Self {
-        Self { memory, used: 0, items: Vec::new(), began: Instant::now() }
+    fn new(memory: Pages, calls: u64) -> Self {
+        Self { memory, used: 0, items: Vec::new(), began: Instant::now(), calls }
+    }
+
+    /// Whether there is no point in waiting for more.
+    fn is_ripe(&self, calls: u64) -> bool {
+        let age = self.began.elapsed();
+        let is_enough = self.used >= ENOUGH_BYTES || self.items.len() >= ENOUGH_RECORDS;
+        let soon = is_enough || broken(Fault::SmallGroups);
+        calls != self.calls || age >= VERY_OLD || soon && age >= OLD
     }
 
     fn has_room(&self, len: usize) -> bool {
@@ -98,6 +122,7 @@ struct Shared {
     queue: Mutex<Queue>,
     /// Something came, or went.
     changed: Condvar,
+    calls: Calls,
 }
 
 #[derive(Default)]
@@ -133,8 +158,8 @@ impl Queue {
     }
 
     /// Whether something is to be written now.
-    fn has_next(&self) -> bool {
-        let ripe = |group: &Group| self.hurry > 0 || self.ends || group.began.elapsed() >= OLD;
+    fn has_next(&self, calls: u64) -> bool {
+        let ripe = |group: &Group| self.hurry > 0 || self.ends || group.is_ripe(calls);
         !self.full.is_empty() || self.filling.as_ref().is_some_and(ripe)
     }
 
@@ -159,13 +184,14 @@ impl Queue {
             || self.full.iter().any(holds)
     }
 
-    fn group_for(&mut self, len: usize, group_bytes: usize) -> Option<&mut Group> {
+    fn group_for(&mut self, len: usize, group_bytes: usize, calls: u64) -> Option<&mut Group> {
         if self.filling.as_ref().is_some_and(|group| !group.has_room(len)) {
             self.full.extend(self.filling.take());
         }
         if self.filling.is_none() {
             let spare = if len <= group_bytes { self.spare.take() } else { None };
-            let group = Group::new(spare.or_else(|| Pages::new(len.max(group_bytes)))?);
+            let memory = spare.or_else(|| Pages::new(len.max(group_bytes)))?;
+            let group = Group::new(memory, calls);
             self.bytes += group.memory.len();
             self.filling = Some(group);
         }
@@ -175,10 +201,10 @@ impl Queue {
 
 impl Behind {
     /// Writes groups of about so many bytes.
-    pub(super) fn new(group_bytes: usize) -> Self {
+    pub(super) fn new(group_bytes: usize, calls: Calls) -> Self {
         let group_bytes = group_bytes.clamp(PAGE, MOST_GROUP_BYTES).next_multiple_of(PAGE);
         let (queue, changed) = (Mutex::default(), Condvar::new());
-        Self { shared: Arc::new(Shared { group_bytes, queue, changed }) }
+        Self { shared: Arc::new(Shared { group_bytes, queue, changed, calls }) }
     }
 
     /// Takes a claimed record to be written; false if there is no room for it before the deadline.
@@ -193,6 +219,7 @@ impl Behind {
     ) -> bool {
         let shared = &self.shared;
         let len = head.len() + parts.iter().map(|part| part.len()).sum::<usize>();
+        let calls = (shared.calls)();
         let mut queue = shared.lock();
         // One that is longer than all may wait alone.
         while queue.bytes > 0 && queue.bytes + len.max(shared.group_bytes) > MOST_BYTES {
@@ -200,9 +227,12 @@ impl Behind {
             if left.is_zero() || queue.ends {
                 return false;
             }
+            queue.hurry += 1;
+            shared.changed.notify_all();
             queue = shared.wait(queue, left);
+            queue.hurry -= 1;
         }
-        let Some(group) = queue.group_for(len, shared.group_bytes) else { return false };
+        let Some(group) = queue.group_for(len, shared.group_bytes, calls) else { return false };
         group.add(index, since, head, parts);
         if !queue.has_thread {
             let weak: Weak<dyn Writer> = Arc::<W>::downgrade(writer);
@@ -245,8 +275,16 @@ impl Behind {
         done(&queue)
     }
 
-    /// Writes what is left, and ends the thread.
+    /// How many records wait.
+    pub(super) fn waiting(&self) -> usize {
+        let queue = self.shared.lock();
+        let groups = queue.full.iter().chain(&queue.filling);
+        queue.writing.len() + groups.map(|group| group.items.len()).sum::<usize>()
+    }
+
+    /// Writes what is left, for a while, and ends the thread.
     pub(super) fn end(&self, writer: &dyn Writer) {
+        let until = Instant::now() + LAST_PATIENCE;
         let mut queue = self.shared.lock();
         queue.ends = true;
         let mut left: Vec<Group> = queue.full.drain(..).collect();
@@ -254,7 +292,13 @@ impl Behind {
         drop(queue);
         self.shared.changed.notify_all();
         let mut last = None;
-        left.iter_mut().for_each(|group| writer.write(group, &mut last));
+        for group in &mut left {
+            if Instant::now() < until || broken(Fault::WaitForEver) {
+                writer.write(group, &mut last);
+            } else {
+                writer.give_up(group);
+            }
+        }
     }
 }
 
@@ -264,7 +308,7 @@ fn start(writer: Weak<dyn Writer>, shared: Arc<Shared>) -> bool {
         let mut last = None;
         let mut queue = shared.lock();
         loop {
-            if queue.has_next() {
+            if queue.has_next((shared.calls)()) {
                 // Who drops it writes what is left itself.
                 let Some(writer) = writer.upgrade() else { return };
                 let next = queue.next();
@@ -289,4 +333,43 @@ fn start(writer: Weak<dyn Writer>, shared: Arc<Shared>) -> bool {
         }
     };
     std::thread::Builder::new().name("stocache-write".into()).spawn(serve).is_ok()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// A disk that takes its time.
+    #[derive(Default)]
+    struct Slow {
+        written: AtomicUsize,
+        given_up: AtomicUsize,
+    }
+
+    impl Writer for Slow {
+        fn write(&self, group: &mut Group, _: &mut Last) {
+            std::thread::sleep(Duration::from_millis(200));
+            self.written.fetch_add(group.items.len(), Ordering::Relaxed);
+        }
+
+        fn give_up(&self, group: &Group) {
+            self.given_up.fetch_add(group.items.len(), Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_written_in_time_at_the_end_is_given_up() {
+        let slow = Arc::new(Slow::default());
+        let behind = Behind::new(PAGE, Box::new(|| 0));
+        let record = [7; PAGE];
+        let soon = Instant::now() + Duration::from_secs(60);
+        (0..20).for_each(|i| assert!(behind.push(&slow, i, 0, &record, &[], soon)));
+        assert!(behind.waiting() > 10);
+        behind.end(&*slow);
+        let given_up = slow.given_up.load(Ordering::Relaxed);
+        assert!((1..20).contains(&given_up), "{given_up} of 20");
+        assert!(behind.flush(Duration::from_secs(60)), "the thread is done with its own");
+        assert_eq!(slow.written.load(Ordering::Relaxed) + given_up, 20, "each is one or the other");
+    }
 }

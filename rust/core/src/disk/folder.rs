@@ -40,6 +40,8 @@ pub(super) const FORMAT: u32 = 1;
 const MAGIC: [u8; 8] = *b"stocdisk";
 const HEADER: usize = 72;
 const FLAG_KEYED: u32 = 1;
+/// So many regions at the most: each is a descriptor of every process that reads.
+pub(super) const MOST_FILES: u64 = 64;
 
 /// What a store is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -368,22 +370,23 @@ fn network(path: &Path) -> Option<&'static str> {
 /// The size of regions for a budget: at most 64 of them, of 64 MiB at least; of a small budget four, so
 /// that a part of it can go. None if that is too small for any.
 pub(super) fn region_bytes(budget: u64) -> Result<u64> {
-    const MOST: u64 = 64;
     const LEAST_BYTES: u64 = 64 << 20;
     const FEWEST: u64 = 4;
     let page = PAGE as u64;
-    let regions = (budget / LEAST_BYTES).clamp(FEWEST, MOST);
-    match budget / regions / page * page {
-        0 => Err(Error::new(
+    let least = 2 * page; // one of records and one of the log
+    let regions = (budget / LEAST_BYTES).clamp(FEWEST, MOST_FILES);
+    let bytes = budget / regions / page * page;
+    if bytes < least {
+        return Err(Error::new(
             Kind::Argument,
             format!(
                 "disk is {}, which is too small; give it {} or more",
                 Bytes(budget),
-                Bytes(FEWEST * page)
+                Bytes(FEWEST * least)
             ),
-        )),
-        bytes => Ok(bytes.min(LONGEST_FILE)),
+        ));
     }
+    Ok(bytes.min(LONGEST_FILE))
 }
 
 #[cfg(all(test, not(loom)))]
@@ -442,7 +445,7 @@ mod tests {
         assert_eq!(region_bytes(300 << 30).unwrap(), (300 << 30) / 64 / 4096 * 4096);
         assert_eq!(region_bytes(1 << 30).unwrap(), 64 << 20);
         assert_eq!(region_bytes(100 << 20).unwrap(), 25 << 20);
-        assert_eq!(region_bytes(16 << 10).unwrap(), 4096);
-        assert!(region_bytes(16_383).is_err());
+        assert_eq!(region_bytes(32 << 10).unwrap(), 8192);
+        assert!(region_bytes(32_767).is_err());
     }
 }

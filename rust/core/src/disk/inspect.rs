@@ -2,11 +2,10 @@
 //! how it is removed. Nothing that is read is believed, and looking changes nothing.
 
 use super::compression::{Packed, is_packed};
-use super::folder::{Folder, is_half_made, is_ours, unlink};
+use super::folder::{Folder, MOST_FILES, is_half_made, is_ours, unlink};
 use super::log::{self, Entry};
 use crate::error::{Error, Kind, Result};
 use crate::records::portable::{self, HEAD};
-use crate::segment::space_layout::MAX_REGIONS;
 use crate::sys::direct::DirectFile;
 use crate::sys::ofd::is_any_locked;
 use crate::sys::pages::{PAGE, Pages};
@@ -109,7 +108,7 @@ pub fn tidy(path: &Path) -> Result<Vec<String>> {
     let mut gone = Vec::new();
     match open(path) {
         Ok(folder) => {
-            let (_, rest) = folder.generations(MAX_REGIONS);
+            let (_, rest) = folder.generations(MOST_FILES);
             for (region, generation) in rest {
                 folder.remove(region, generation);
                 gone.push(format!("{region:03}-{generation:08x}"));
@@ -258,7 +257,7 @@ impl Records {
     fn of(folder: &Folder) -> Self {
         let mut found = Self { newest: HashMap::new(), damaged: 0 };
         let samples = (!folder.header.keyed).then_some(folder.header.samples);
-        for (region, generation) in folder.generations(MAX_REGIONS).0 {
+        for (region, generation) in folder.generations(MOST_FILES).0 {
             let seed = log::seed(folder.header.fingerprint, region, generation);
             let length =
                 std::fs::metadata(folder.data(region, generation)).map_or(0, |data| data.len());

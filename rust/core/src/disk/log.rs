@@ -11,6 +11,7 @@
 //! leaves zeros in its place, or a whole one. All integers are little endian.
 
 use crate::fault::{Fault, active as broken};
+use crate::sys::pages::PAGE;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -26,6 +27,11 @@ pub(super) const LONGEST_FILE: u64 = STEP << 32;
 
 /// So much of a log is read at a time; whole entries.
 const BLOCK: usize = ENTRY * (48 << 10);
+
+/// What a log of so many places takes of the disk.
+pub(super) fn bytes(places: u64) -> u64 {
+    (places * ENTRY as u64).next_multiple_of(PAGE as u64)
+}
 
 /// A record in a region's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Single records: found, read, taken to be written.
 
 use super::behind::Behind;
-use super::log::LONGEST;
+use super::log::{self, LONGEST};
 use super::schemas;
 use super::store::DiskStore;
 use crate::fault::{Fault, active as broken, reached};
@@ -68,6 +68,9 @@ impl DiskStore {
         {
             return self.behind.get().is_none_or(|behind| behind.wait_for(i, patience));
         }
+        if !broken(Fault::WaitSilently) {
+            space.call();
+        }
         let began = Instant::now();
         while let Some(lease) = lease_of(space.slots().state(i)) {
             // Who died, or is stopped, may have left many: one look at each, and no wait.
@@ -95,13 +98,13 @@ impl DiskStore {
         // A file that was removed is cut. If others wrote here before this table did, they may have made
         // another one of that name.
         for anew in [false, true] {
-            let file = match self.files.get(&self.folder, r, generation, anew) {
-                Ok(file) => file,
+            let (file, at) = ((r, generation, anew), found.at - start as u64);
+            let got = match self.files.read(&self.folder, file, &mut pages[..room], at) {
+                Ok(got) => got,
                 // Its region was emptied, or somebody removed the folder.
                 Err(Errno::NOENT) => return Ok(None),
                 Err(errno) => return Err(errno),
             };
-            let got = file.read(&mut pages[..room], found.at - start as u64)?;
             if got >= start + found.len {
                 return Ok(Some(start));
             }
@@ -134,6 +137,11 @@ impl DiskStore {
         (space.is_full() || self.is_resting() || !self.writes()).then_some(false)
     }
 
+    /// The longest record, with its head: a file has room for it and the first page of the log.
+    pub fn longest(&self) -> u64 {
+        self.geometry().region_bytes.saturating_sub(log::bytes(1)).min(LONGEST)
+    }
+
     /// Takes a sealed record to be written; whether it is, or will be.
     pub(crate) fn put(
         self: &Arc<Self>,
@@ -148,7 +156,7 @@ impl DiskStore {
         let space = self.space();
         let since = space.emptied();
         let len = head.len() as u64 + parts.iter().map(|part| part.len() as u64).sum::<u64>();
-        if len > LONGEST || len > self.geometry().region_bytes {
+        if len > self.longest() {
             space.counters().add(Count::TooLarge, 1);
             return false;
         }
@@ -160,7 +168,7 @@ impl DiskStore {
         }
         // What does not fit the rest of a region is room that nobody uses: little of it.
         let group_bytes = (self.geometry().region_bytes / 16) as usize;
-        let behind = self.behind.get_or_make(|| Behind::new(group_bytes));
+        let behind = self.behind.get_or_make(|| Behind::new(group_bytes, self.calls()));
         let taken = space.find(i).is_none() && behind.push(self, i, since, head, parts, deadline);
         if !taken {
             space.slots().abandon(i, lease);
@@ -177,7 +185,7 @@ impl DiskStore {
         if !self.writes() {
             return Err(Errno::ROFS);
         }
-        schemas::append(&self.folder.path.join("schemas"), schema)
+        schemas::append(&self.folder.path.join("schemas"), schema, self.budget())
     }
 
     /// Counts records that were asked for.

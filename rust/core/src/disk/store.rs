@@ -13,16 +13,15 @@
 
 use super::behind::Behind;
 use super::files::Files;
-use super::folder::{self, Folder, Header};
+use super::folder::{self, Folder, Header, MOST_FILES};
 use super::members::Member;
 use super::mending::remove_damaged;
 use crate::bytes::Bytes;
 use crate::error::{Error, Kind, Result};
 use crate::segment::counters::Count;
 use crate::segment::layout::{DiskGeometry, DiskLayout, Geometry};
-use crate::segment::space_layout::MAX_REGIONS;
 use crate::segment::{Opened, Request, Segment};
-use crate::space::Space;
+use crate::space::{self, Space};
 use crate::sys::per_process::PerProcess;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
@@ -121,7 +120,7 @@ impl DiskStore {
         let geometry = DiskGeometry {
             dataset_len: options.dataset_len,
             region_bytes,
-            regions: (options.budget / region_bytes).clamp(1, MAX_REGIONS),
+            regions: (options.budget / region_bytes).clamp(1, MOST_FILES),
             recycles: options.recycles,
             keyed,
         };
@@ -183,6 +182,12 @@ impl DiskStore {
     #[inline]
     pub(crate) fn space(&self) -> Space<'_> {
         Space::new(&self.segment, &self.layout.space).with_patience(LOCK_PATIENCE)
+    }
+
+    /// Says how often somebody wanted what waits to be written. It keeps the table's memory, and not the store.
+    pub(super) fn calls(&self) -> Box<dyn Fn() -> u64 + Send + Sync> {
+        let (layout, mapping) = (self.layout.space, Arc::clone(self.segment.mapping()));
+        Box::new(move || space::calls(&layout, &mapping))
     }
 
     /// The table.
@@ -280,7 +285,7 @@ impl DiskStore {
 
     /// Takes note of a budget that files of this size, as many as there may be, do not come up to.
     fn tell_of_limit(&self, budget: u64) {
-        let is_limited = self.geometry.regions == MAX_REGIONS && self.budget() < budget;
+        let is_limited = self.geometry.regions == MOST_FILES && self.budget() < budget;
         if is_limited
             && budget - self.budget() >= self.geometry.region_bytes
             && self.segment.is_first_to_tell(TOLD_OF_LIMIT)

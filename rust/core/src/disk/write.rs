@@ -85,6 +85,10 @@ impl Ground for FileGround<'_> {
         self.is_done(allocated, r, generation)
     }
 
+    fn log_bytes(&self, places: u64) -> u64 {
+        if broken(Fault::LogBesides) { 0 } else { log::bytes(places) }
+    }
+
     /// A region that was emptied has no file.
     fn is_firm(&self) -> bool {
         false
@@ -95,22 +99,30 @@ impl Writer for DiskStore {
     fn write(&self, group: &mut Group, last: &mut Last) {
         let written = self.try_write(group, last);
         let space = self.space();
-        if let Err(errno) = written {
-            space.counters().add(Count::Dropped, group.items.len() as u64);
-            if let Some(errno) = errno {
-                *last = None;
-                self.note_trouble("write to", errno);
-                space.rest(now() + REST.as_nanos() as u64);
-            }
+        let Err(errno) = written else { return self.end_claims(group) };
+        if let Some(errno) = errno {
+            *last = None;
+            self.note_trouble("write to", errno);
+            space.rest(now() + REST.as_nanos() as u64);
         }
+        self.give_up(group);
+    }
+
+    fn give_up(&self, group: &Group) {
+        self.space().counters().add(Count::Dropped, group.items.len() as u64);
+        self.end_claims(group);
+    }
+}
+
+impl DiskStore {
+    fn end_claims(&self, group: &Group) {
+        let space = self.space();
         if let Some(lease) = space.lease() {
             let slots = space.slots();
             group.items.iter().for_each(|item| slots.abandon(item.index, lease));
         }
     }
-}
 
-impl DiskStore {
     /// Empties the store: all files go.
     pub fn clear(&self) -> crate::Result<()> {
         let busy = || {
@@ -162,9 +174,9 @@ impl DiskStore {
         let space = self.space();
         let lease = space.lease().ok_or(None)?;
         let ground = FileGround::new(self);
-        let bytes = group.close() as u64;
+        let (bytes, places) = (group.close() as u64, group.items.len() as u64);
         let reserved =
-            space.reserve(lease, bytes, &ground).map_err(|_no_room| ground.failed.get())?;
+            space.reserve(lease, bytes, places, &ground).map_err(|_no_room| ground.failed.get())?;
         let (r, generation) = (reserved.region, reserved.generation);
         let written = self.write_to(&reserved, group, last);
         drop(reserved);
@@ -204,7 +216,7 @@ impl DiskStore {
             })
             .collect();
         if broken(Fault::LogFirst) {
-            self.write_log(r, generation, &entries)?;
+            self.write_log(reserved, &entries)?;
         }
         reached("disk: reserved");
         if last.as_ref().is_none_or(|(region, of, _)| (*region, *of) != (r, generation)) {
@@ -213,10 +225,11 @@ impl DiskStore {
         }
         if let Some((_, _, file)) = last {
             file.write(group.pages(), start)?;
+            reached("disk: written");
+            self.give_to_log(file, reserved.place, group.items.len() as u64)?;
         }
-        reached("disk: written");
         if !broken(Fault::LogFirst) {
-            self.write_log(r, generation, &entries)?;
+            self.write_log(reserved, &entries)?;
         }
         reached("disk: logged");
         for item in group.items.iter().filter(of_now) {
@@ -231,11 +244,19 @@ impl DiskStore {
         Ok(())
     }
 
-    fn write_log(&self, r: u64, generation: u32, entries: &[u8]) -> rustix::io::Result<()> {
+    /// Has the end of a file, which nobody writes to, make room for what its log grows by.
+    fn give_to_log(&self, file: &DirectFile, place: u64, places: u64) -> rustix::io::Result<()> {
+        let (before, after) = (log::bytes(place), log::bytes(place + places));
+        if before == after || broken(Fault::LogBesides) {
+            return Ok(());
+        }
+        file.give_back(self.geometry().region_bytes - after, after - before)
+    }
+
+    fn write_log(&self, reserved: &Reserved<'_>, entries: &[u8]) -> rustix::io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let path = self.folder.log(r, generation);
+        let path = self.folder.log(reserved.region, reserved.generation);
         let log = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
-        let place = self.space().take_places(r, (entries.len() / ENTRY) as u64);
-        write_all(log.as_fd(), entries, place * ENTRY as u64)
+        write_all(log.as_fd(), entries, reserved.place * ENTRY as u64)
     }
 }

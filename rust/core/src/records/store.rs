@@ -247,7 +247,7 @@ impl RecordStore {
             return Ok(Put::TooLarge);
         }
         let space = self.space();
-        let Ok(reserved) = space.reserve(lease, room_for(len), ground) else {
+        let Ok(reserved) = space.reserve(lease, room_for(len), 0, ground) else {
             return Ok(Put::NoRoom);
         };
         if since.is_some_and(|since| since != space.emptied()) && !broken(Fault::OutliveClear) {

@@ -17,7 +17,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 fn reserve(store: &RecordStore, lease: Lease, len: u64) -> Option<Reserved<'_>> {
-    store.space().reserve(lease, room_for(len), &Firm).ok()
+    store.space().reserve(lease, room_for(len), 0, &Firm).ok()
 }
 
 fn store(limit: u64, samples: u64, recycle: bool) -> Arc<RecordStore> {

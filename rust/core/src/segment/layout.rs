@@ -217,7 +217,7 @@ impl Header {
                 regions: u64_at(48),
             };
             let fits = geometry.dataset_len > 0
-                && (geometry.regions == 1 || geometry.regions == REGIONS)
+                && (geometry.regions == 1 || geometry.regions >= FEWEST_REGIONS)
                 && geometry.data_bytes > 0
                 && RecordsLayout::of(&geometry).is_some_and(|l| {
                     [l.states_at, l.space.index_at, l.data_at, l.total] == offsets

@@ -3,7 +3,7 @@
 use crate::bytes::Bytes;
 use crate::error::{Error, Kind, Result};
 use crate::segment::parts::{LOCKS, PAGE, STATES_AT};
-use crate::segment::space_layout::{MAX_DATA_BYTES, RECORD_ALIGN, SpaceLayout};
+use crate::segment::space_layout::{MAX_DATA_BYTES, MAX_REGIONS, RECORD_ALIGN, SpaceLayout};
 
 /// How much room there is for records of any size.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +19,10 @@ pub struct RecordsGeometry {
 
 /// Bytes for the schemas of records.
 pub(crate) const SCHEMA_BYTES: u64 = 64 << 10;
-/// How many regions there are where regions are recycled.
-pub(crate) const REGIONS: u64 = 32;
+/// How many regions there are where regions are recycled: more where they would be larger than this. While
+/// one goes to a level below, others wait for it.
+pub(crate) const FEWEST_REGIONS: u64 = 32;
+const LARGE_REGION: u64 = 256 << 20;
 
 impl RecordsGeometry {
     /// What `limit_bytes` leave for records once the index has its share.
@@ -31,7 +33,8 @@ impl RecordsGeometry {
                 "the dataset is empty; there is nothing to cache",
             ));
         }
-        let regions = if recycle { REGIONS } else { 1 };
+        let many = (limit_bytes / LARGE_REGION).clamp(FEWEST_REGIONS, MAX_REGIONS);
+        let regions = if recycle { many } else { 1 };
         let bare = Self { dataset_len, data_bytes: 0, regions };
         let index = bare.layout()?.data_at;
         // A region begins where a record may.
@@ -52,7 +55,7 @@ impl RecordsGeometry {
 
     /// What the index of so many samples takes, and room for a few bytes: the least that can be asked for.
     pub fn least(dataset_len: u64, recycle: bool) -> Result<u64> {
-        let regions = if recycle { REGIONS } else { 1 };
+        let regions = if recycle { FEWEST_REGIONS } else { 1 };
         let bare = Self { dataset_len, data_bytes: 0, regions };
         Ok(bare.layout()?.data_at + regions * RECORD_ALIGN)
     }

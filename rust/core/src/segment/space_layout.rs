@@ -8,7 +8,7 @@ pub(crate) const RECORD_ALIGN: u64 = 16;
 /// The most that an entry of the index can point into: 64 TiB.
 pub(crate) const MAX_DATA_BYTES: u64 = 1 << 46;
 /// The most regions: a byte of a writer's word names one.
-pub(crate) const MAX_REGIONS: u64 = 128;
+pub(crate) const MAX_REGIONS: u64 = 255;
 const INDEX_ENTRY_BYTES: u64 = 16;
 /// Of the words of a region, readers look at those of the first line and writers at both.
 const REGION_BYTES: u64 = 2 * LINE;

@@ -17,4 +17,4 @@ pub(crate) use base::Space;
 pub(crate) use format::{LAST_GENERATION, LENGTH_BITS, pack};
 pub use format::{MAX_RECORD, Record};
 pub use regions::count_records;
-pub(crate) use regions::{Firm, Ground, Reserved};
+pub(crate) use regions::{Firm, Ground, Reserved, calls};

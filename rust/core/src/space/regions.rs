@@ -12,6 +12,7 @@
 //!                 then, 2 as it is, because nobody else writes
 //!   full          there is no room any more, and none comes by itself
 //!   resting       until when nothing is written, by the clock of the node
+//!   calls         how often somebody wanted what waits to be written
 //!   emptied       how often all was emptied: what was fetched elsewhere before is not laid down after it
 //! ```
 //!
@@ -54,7 +55,8 @@ const READY_TO_WRITE: u64 = 2;
 const FULL: usize = 3;
 const RESTING: usize = 4;
 const EMPTIED: usize = 5;
-const HEAD_WORDS: usize = 6;
+const CALLS: usize = 6;
+const HEAD_WORDS: usize = 7;
 /// Words of one region. Those that every reader looks at are not on the line of the writers' words.
 const RAISED: usize = 0;
 const USED: usize = 1;
@@ -76,6 +78,11 @@ pub fn count_records(layout: &SpaceLayout, mapping: &Mapping) -> u64 {
     (0..layout.regions).map(held).sum()
 }
 
+/// How often somebody wanted what waits to be written: for who has the mapping and not the space.
+pub(crate) fn calls(layout: &SpaceLayout, mapping: &Mapping) -> u64 {
+    mapping.words(layout.regions_at as usize, HEAD_WORDS)[CALLS].load(Ordering::Relaxed)
+}
+
 /// The bytes of regions, as far as choosing a region depends on them. Asked under the lock of regions.
 pub(crate) trait Ground {
     /// Whether what region `r` holds in this generation may go.
@@ -93,6 +100,11 @@ pub(crate) trait Ground {
     /// less of it.
     fn settle(&self, _r: u64, _generation: u32) -> bool {
         true
+    }
+
+    /// Bytes that a log of so many places takes of its region.
+    fn log_bytes(&self, _places: u64) -> u64 {
+        0
     }
 
     /// Whether a region that was emptied may be written to as it is.
@@ -123,6 +135,8 @@ pub(crate) struct Reserved<'a> {
     pub(crate) at: u64,
     pub(crate) region: u64,
     pub(crate) generation: u32,
+    /// The first of the places in the log.
+    pub(crate) place: u64,
 }
 
 /// The word of a thread that it is writing to a region.
@@ -188,11 +202,14 @@ impl<'a> Space<'a> {
 
     // Writing
 
-    /// Finds so many bytes, a multiple of RECORD_ALIGN.
+    /// Finds so many bytes, a multiple of RECORD_ALIGN, and places in the log of their region, if it has one.
+    /// Both together never take more than a region has: places are taken first, so that whoever takes room
+    /// sees the log as long as it will be.
     pub(crate) fn reserve(
         &self,
         lease: Lease,
         room: u64,
+        places: u64,
         ground: &dyn Ground,
     ) -> Result<Reserved<'a>, NoRoom> {
         debug_assert!(room.is_multiple_of(RECORD_ALIGN));
@@ -232,15 +249,28 @@ impl<'a> Space<'a> {
             if !ground.is_firm() && self.head(ACTIVE).load(Ordering::SeqCst) != r {
                 continue;
             }
+            let logged = self.region(r, LOGGED);
+            let place = if places == 0 { 0 } else { logged.fetch_add(places, Ordering::SeqCst) };
+            // SYNC POINT logged: SeqCst above and here: of two, the later one sees the places of both.
             let taken =
-                self.region(r, CURSOR).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| {
-                    at.checked_add(room).filter(|&next| next <= end)
+                self.region(r, CURSOR).fetch_update(Ordering::SeqCst, Ordering::Relaxed, |at| {
+                    let log = match places {
+                        0 => 0,
+                        _ => ground.log_bytes(logged.load(Ordering::SeqCst)),
+                    };
+                    at.checked_add(room).filter(|next| next.saturating_add(log) <= end)
                 });
             if let Ok(at) = taken {
                 // SYNC POINT changed: orders every raise that we have seen before our bytes, also
                 // those that the kernel copies; see `is_whole`.
                 fence(Ordering::SeqCst);
-                return Ok(Reserved { _writing: writing, at: r * end + at, region: r, generation });
+                let at = r * end + at;
+                return Ok(Reserved { _writing: writing, at, region: r, generation, place });
+            }
+            if places > 0 {
+                // As if they had not been taken, unless others have taken some since.
+                let (ours, order) = (place + places, Ordering::SeqCst);
+                let _others = logged.compare_exchange(ours, place, order, Ordering::Relaxed);
             }
             drop(writing); // or we would keep the region ourselves
             self.next_region(r, lease, ground)?;
@@ -471,11 +501,6 @@ impl<'a> Space<'a> {
         self.head(ACTIVE).store(r.unwrap_or(NONE), Ordering::SeqCst);
     }
 
-    /// The first of so many places in the log of region `r`, which are the caller's. It is writing there.
-    pub(crate) fn take_places(&self, r: u64, count: u64) -> u64 {
-        self.region(r, LOGGED).fetch_add(count, Ordering::Relaxed)
-    }
-
     // What is known to be in vain
 
     /// Whether there was no room when somebody looked last, and none has come since.
@@ -497,7 +522,17 @@ impl<'a> Space<'a> {
         self.head(RESTING).fetch_max(until, Ordering::Relaxed);
     }
 
+    /// Has those write who collect records until there are enough: see `calls`.
+    pub(crate) fn call(&self) {
+        self.head(CALLS).fetch_add(1, Ordering::Relaxed);
+    }
+
     // What there is
+
+    /// Places that were taken in the log of region `r`.
+    pub(crate) fn logged_in(&self, r: u64) -> u64 {
+        self.region(r, LOGGED).load(Ordering::Relaxed)
+    }
 
     /// Bytes laid down, gaps included.
     pub(crate) fn used_bytes(&self) -> u64 {

@@ -5,74 +5,134 @@
 use crate::sys::fork::{self, Unshared};
 use crate::sys::pages::PAGE;
 use crate::sys::private_file::write_all;
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{Advice, CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A file that is read and written in whole pages, by this process: a forked child does not have it. One
-/// descriptor, and a second one where both ways of reading are used.
+/// descriptor, and a second one where both ways are used, until `close_one`.
 pub(crate) struct DirectFile {
     access: OFlags,
-    /// None where the file system has no such reads.
-    direct: Option<Unshared>,
-    plain: OnceLock<Unshared>,
+    ways: Mutex<Ways>,
+    /// The file system has no direct reads, or not of this file.
+    refused: AtomicBool,
+}
+
+/// Descriptors; one of them is open. Whoever uses one keeps it open meanwhile.
+#[derive(Default)]
+struct Ways {
+    direct: Option<Arc<Unshared>>,
+    plain: Option<Arc<Unshared>>,
+    /// Which was used last.
+    was_plain: bool,
 }
 
 impl DirectFile {
     /// Opens a file that is there, for reading or also for writing.
     pub(crate) fn open(path: &Path, writable: bool) -> rustix::io::Result<Self> {
         let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
-        let file = match open(path, access | OFlags::NOFOLLOW | OFlags::DIRECT) {
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => None,
-            opened => Some(opened?),
-        };
-        let made = Self { access, direct: file, plain: OnceLock::new() };
-        if made.direct.is_none() {
-            let _first = made.plain.set(open(path, access | OFlags::NOFOLLOW)?);
+        let mut ways = Ways::default();
+        match open(path, access | OFlags::NOFOLLOW | OFlags::DIRECT) {
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                ways.plain = Some(Arc::new(open_plain(path, access | OFlags::NOFOLLOW)?));
+            }
+            opened => ways.direct = Some(Arc::new(opened?)),
         }
-        Ok(made)
+        let refused = AtomicBool::new(ways.direct.is_none());
+        Ok(Self { access, ways: Mutex::new(ways), refused })
     }
 
     /// Reads whole pages from `at` on, which is a multiple of a page, as far as the file goes: how many
     /// bytes.
     pub(crate) fn read(&self, to: &mut [u8], at: u64) -> rustix::io::Result<usize> {
         debug_assert!(to.len().is_multiple_of(PAGE) && at.is_multiple_of(PAGE as u64));
-        if let Some(direct) = &self.direct
-            && !is_cached(direct.as_fd(), at, to.len() as u64)
-        {
-            match read_all(direct.as_fd(), to, at) {
+        if self.is_direct() && !is_cached(self.any()?.as_fd(), at, to.len() as u64) {
+            match read_all(self.get(false)?.as_fd(), to, at) {
                 // Some say so only when it is tried.
-                Err(Errno::INVAL | Errno::OPNOTSUPP) => {}
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => self.refused.store(true, Ordering::Relaxed),
                 done => return done,
             }
         }
-        read_all(self.plain()?, to, at)
+        read_all(self.get(true)?.as_fd(), to, at)
     }
 
     /// Writes whole pages from `at` on.
     pub(crate) fn write(&self, pages: &[u8], at: u64) -> rustix::io::Result<()> {
         debug_assert!(pages.len().is_multiple_of(PAGE) && at.is_multiple_of(PAGE as u64));
-        if let Some(direct) = &self.direct {
-            match write_all(direct.as_fd(), pages, at) {
-                Err(Errno::INVAL | Errno::OPNOTSUPP) => {}
+        if self.is_direct() {
+            match write_all(self.get(false)?.as_fd(), pages, at) {
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => self.refused.store(true, Ordering::Relaxed),
                 done => return done,
             }
         }
-        write_all(self.plain()?, pages, at)
+        write_all(self.get(true)?.as_fd(), pages, at)
     }
 
-    fn plain(&self) -> rustix::io::Result<BorrowedFd<'_>> {
-        if let Some(plain) = self.plain.get() {
-            return Ok(plain.as_fd());
+    /// Gives the room of these bytes back. Where that cannot be, it was never taken.
+    pub(crate) fn give_back(&self, at: u64, len: u64) -> rustix::io::Result<()> {
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(self.any()?.as_fd(), how, at, len) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            done => done,
         }
-        let direct = self.direct.as_ref().ok_or(Errno::BADF)?;
-        let again =
-            open(Path::new(&format!("/proc/self/fd/{}", direct.as_fd().as_raw_fd())), self.access)?;
-        Ok(self.plain.get_or_init(|| again).as_fd())
     }
+
+    /// Whether both ways are open.
+    pub(crate) fn has_both(&self) -> bool {
+        let ways = self.ways();
+        ways.direct.is_some() && ways.plain.is_some()
+    }
+
+    /// Closes the way that was not used last, if both are open.
+    pub(crate) fn close_one(&self) {
+        let mut ways = self.ways();
+        if ways.direct.is_some() && ways.plain.is_some() {
+            let unused = if ways.was_plain { &mut ways.direct } else { &mut ways.plain };
+            *unused = None;
+        }
+    }
+
+    fn ways(&self) -> MutexGuard<'_, Ways> {
+        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_direct(&self) -> bool {
+        !self.refused.load(Ordering::Relaxed)
+    }
+
+    fn any(&self) -> rustix::io::Result<Arc<Unshared>> {
+        let ways = self.ways();
+        ways.direct.as_ref().or(ways.plain.as_ref()).cloned().ok_or(Errno::BADF)
+    }
+
+    /// The descriptor of that way, opened if it is not.
+    fn get(&self, plain: bool) -> rustix::io::Result<Arc<Unshared>> {
+        let mut ways = self.ways();
+        ways.was_plain = plain;
+        let Ways { direct, plain: buffered, .. } = &mut *ways;
+        let (wanted, other) = if plain { (buffered, direct) } else { (direct, buffered) };
+        if let Some(open) = wanted {
+            return Ok(Arc::clone(open));
+        }
+        let fd = other.as_ref().ok_or(Errno::BADF)?.as_fd().as_raw_fd();
+        let path = format!("/proc/self/fd/{fd}");
+        let made = if plain {
+            open_plain(Path::new(&path), self.access)?
+        } else {
+            open(Path::new(&path), self.access | OFlags::DIRECT)?
+        };
+        Ok(Arc::clone(wanted.insert(Arc::new(made))))
+    }
+}
+
+/// Without the kernel's reading ahead: nobody asks for what comes after a record.
+fn open_plain(path: &Path, flags: OFlags) -> rustix::io::Result<Unshared> {
+    let file = open(path, flags)?;
+    let _only_a_hint = rustix::fs::fadvise(file.as_fd(), 0, None, Advice::Random);
+    Ok(file)
 }
 
 fn open(path: &Path, flags: OFlags) -> rustix::io::Result<Unshared> {

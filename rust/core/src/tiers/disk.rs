@@ -133,7 +133,7 @@ impl Tier for Disk {
         let space = self.store.space();
         Some(Filling {
             records: space.about_filled(),
-            bytes: space.used_bytes(),
+            bytes: self.store.taken_bytes(),
             capacity: self.store.budget(),
         })
     }

@@ -1,0 +1,130 @@
+//! Reads records for benches/python/disk.py, as it asks for them.
+//!
+//! ```text
+//!   readers fill FOLDER SIZE   stdin: values of that size, one after the other, for a redb in that folder
+//!   readers redb FOLDER        stdin: how many (u64), then so many numbers (u64); stdout: the first byte of each value
+//!   readers level FOLDER       the same of a disk level: batch by batch, two of them on their way
+//! ```
+
+use redb::{Database, ReadOnlyDatabase, ReadableDatabase, TableDefinition};
+use std::collections::VecDeque;
+use std::error::Error;
+use std::io::{BufReader, ErrorKind, Read, Write, stdin, stdout};
+use std::path::Path;
+use std::sync::Arc;
+use stocache::disk::{Compression, DiskOptions, DiskStore, Keys, inspect};
+use stocache::tiers::{Disk, Fetching, Levels};
+use stocache::{Backing, Geometry, RecordStore, RecordsGeometry, Request, random_name};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const TABLE: TableDefinition<u64, &[u8]> = TableDefinition::new("samples");
+const BATCH: usize = 64;
+
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().collect();
+    let words: Vec<&str> = words.iter().skip(1).map(String::as_str).collect();
+    match words[..] {
+        ["fill", folder, size] => fill(&Path::new(folder).join("redb"), size.parse()?),
+        ["redb", folder] => {
+            let database = ReadOnlyDatabase::open(Path::new(folder).join("redb"))?;
+            let table = database.begin_read()?.open_table(TABLE)?;
+            let mut batch = Vec::new();
+            answer(|indices| {
+                let mut first = Vec::with_capacity(indices.len());
+                batch.clear();
+                for &index in indices {
+                    let value = table.get(index)?.ok_or("a value is missing")?;
+                    first.push(value.value()[0]);
+                    batch.extend_from_slice(value.value()); // as the others bring theirs into one
+                }
+                Ok(first)
+            })
+        }
+        ["level", folder] => {
+            let levels = open(Path::new(folder))?;
+            answer(|indices| read(&levels, indices))
+        }
+        _ => Err("see the head of benches/readers/src/main.rs".into()),
+    }
+}
+
+fn fill(path: &Path, size: usize) -> Result<()> {
+    let database = Database::create(path)?;
+    let writing = database.begin_write()?;
+    {
+        let mut table = writing.open_table(TABLE)?;
+        let (mut values, mut value) = (BufReader::with_capacity(1 << 20, stdin().lock()), vec![0; size]);
+        for index in 0.. {
+            match values.read_exact(&mut value) {
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => break,
+                done => done?,
+            }
+            table.insert(index, &value[..])?;
+        }
+    }
+    writing.commit()?;
+    Ok(())
+}
+
+/// Answers questions until there are no more.
+fn answer(mut read: impl FnMut(&[u64]) -> Result<Vec<u8>>) -> Result<()> {
+    let (mut questions, mut answers) = (stdin().lock(), stdout().lock());
+    let mut word = [0; 8];
+    while questions.read_exact(&mut word).is_ok() {
+        let mut bytes = vec![0; 8 * u64::from_le_bytes(word) as usize];
+        questions.read_exact(&mut bytes)?;
+        let number = |bytes: &[u8]| u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
+        let indices: Vec<u64> = bytes.chunks_exact(8).map(number).collect();
+        answers.write_all(&read(&indices)?)?;
+        answers.flush()?;
+    }
+    Ok(())
+}
+
+/// A level that is there, below memory that has room for nothing.
+fn open(folder: &Path) -> Result<Arc<Levels>> {
+    let found = inspect(folder).ok_or("no disk level is there")?;
+    let options = DiskOptions {
+        path: folder.to_path_buf(),
+        budget: found.bytes,
+        dataset_len: found.samples,
+        fingerprint: found.fingerprint,
+        recycles: false,
+        keys: Keys::Numbers,
+    };
+    let room = RecordsGeometry::least(found.samples, false)?;
+    let request = Request {
+        backing: Backing::Memfd,
+        private: true,
+        fingerprint: found.fingerprint,
+        ..Request::new(
+            random_name()?,
+            Geometry::Records(RecordsGeometry::plan(room, found.samples, false)?),
+        )
+    };
+    let (memory, _) = RecordStore::open(&request)?;
+    let disk = Disk::new(DiskStore::open(&options)?, Compression::None);
+    Ok(Levels::new(memory, vec![Box::new(disk)]))
+}
+
+fn read(levels: &Arc<Levels>, indices: &[u64]) -> Result<Vec<u8>> {
+    let mut first = Vec::with_capacity(indices.len());
+    let mut wait = |fetching: Fetching| -> Result<()> {
+        for fetched in fetching.wait() {
+            let fetched = fetched.ok_or("a record is missing")?;
+            first.push(fetched.bytes()[0]);
+            levels.reuse(fetched);
+        }
+        Ok(())
+    };
+    let mut coming = VecDeque::new();
+    for batch in indices.chunks(BATCH) {
+        coming.push_back(levels.begin_fetch(batch.iter().map(|&i| i as usize).collect()));
+        if coming.len() > 2 {
+            coming.pop_front().map_or(Ok(()), &mut wait)?;
+        }
+    }
+    coming.into_iter().try_for_each(wait)?;
+    Ok(first)
+}
