@@ -232,15 +232,20 @@ impl Behind {
             queue = shared.wait(queue, left);
             queue.hurry -= 1;
         }
+        let (begun, full) = (queue.filling.is_some(), queue.full.len());
         let Some(group) = queue.group_for(len, shared.group_bytes, calls) else { return false };
         group.add(index, since, head, parts);
+        // The thread looks by itself at what grows.
+        let is_news = !begun || queue.full.len() > full;
         if !queue.has_thread {
             let weak: Weak<dyn Writer> = Arc::<W>::downgrade(writer);
             queue.has_thread = start(weak, Arc::clone(shared));
         }
         let group = if queue.has_thread { None } else { queue.next() };
         drop(queue);
-        shared.changed.notify_all();
+        if is_news {
+            shared.changed.notify_all();
+        }
         if let Some(mut group) = group {
             // No thread is to be had: then it is written here.
             writer.write(&mut group, &mut None);

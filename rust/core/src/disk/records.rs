@@ -47,6 +47,12 @@ impl DiskStore {
         self.space().find(i).is_some()
     }
 
+    /// Whether it is not there, and nobody is about to write it.
+    pub(crate) fn lacks(&self, i: usize) -> bool {
+        // In this order: who writes ends its claim when the record is there.
+        !is_claimed(self.space().slots().state(i)) && !self.has(i)
+    }
+
     /// Where the record of sample `i` is. One that is about to be written is waited for, for a moment.
     pub(crate) fn find(&self, i: usize, deadline: Instant) -> Option<Found> {
         let record = self

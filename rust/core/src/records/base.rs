@@ -80,7 +80,7 @@ impl RecordStore {
     }
 
     /// This process's lease.
-    pub(super) fn lease(&self) -> Option<Lease> {
+    pub(crate) fn lease(&self) -> Option<Lease> {
         self.space().lease()
     }
 

@@ -156,13 +156,18 @@ impl RecordStore {
 
     /// Says who loads sample `i`.
     pub fn begin(&self, i: usize) -> Claim {
+        self.begin_as(i, || self.lease())
+    }
+
+    /// The same for who begins with several: to ask for the lease is most of what it costs.
+    pub(crate) fn begin_as(&self, i: usize, lease: impl FnOnce() -> Option<Lease>) -> Claim {
         if self.segment().is_frozen() {
             return Claim::LoadOnly;
         }
         if self.find(i).is_some() {
             return Claim::Present;
         }
-        let Some(lease) = self.lease() else { return Claim::LoadOnly };
+        let Some(lease) = lease() else { return Claim::LoadOnly };
         match self.slots().claim(i, lease, false, &self.leases()) {
             // Somebody may have stored it before we had the claim, also who died before it ended.
             claim::Claim::Claimed if self.find(i).is_some() => {
@@ -219,11 +224,20 @@ impl RecordStore {
         since: Option<u64>,
         ground: &dyn Ground,
     ) -> Result<Put> {
-        let Some(lease) = self.own_claim(i) else {
+        let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        // Where somebody found no room, it is in vain to ask for the lease, which is most of the cost.
+        let left = || self.geometry().data_bytes.saturating_sub(self.space().used_in(0));
+        let is_full = !self.recycles() && self.space().is_full();
+        let put = if len > self.longest() {
+            Ok(Put::TooLarge)
+        } else if is_full && left() < room_for(len) {
+            Ok(Put::NoRoom)
+        } else if let Some(lease) = self.own_claim(i) {
+            self.store(i, lease, schema, parts, since, ground)
+        } else {
             self.counters().add(Count::Lost, 1);
             return Ok(Put::StoredElsewhere);
         };
-        let put = self.store(i, lease, schema, parts, since, ground);
         match put {
             Ok(Put::Stored) => {}
             Ok(Put::TooLarge) => self.counters().add(Count::TooLarge, 1),
@@ -243,9 +257,6 @@ impl RecordStore {
         ground: &dyn Ground,
     ) -> Result<Put> {
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
-        if len > self.longest() {
-            return Ok(Put::TooLarge);
-        }
         let space = self.space();
         let Ok(reserved) = space.reserve(lease, room_for(len), 0, ground) else {
             return Ok(Put::NoRoom);

@@ -20,6 +20,7 @@ use crate::error::Result;
 use crate::fault::{Fault, active as broken};
 use crate::records::{Claim, Put};
 use crate::sys::fork::Me;
+use std::cell::LazyCell;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -307,9 +308,11 @@ impl Acquiring {
     }
 
     fn begin(&mut self, may_wait: bool) {
+        let memory = self.levels.memory();
+        let lease = LazyCell::new(|| memory.lease());
         for (index, state) in &mut self.wanted {
             if matches!(state, State::New) {
-                *state = match self.levels.memory().begin(*index) {
+                *state = match memory.begin_as(*index, || *lease) {
                     Claim::Present => State::There,
                     Claim::LoadAndStore => State::Ours(Store::Caller),
                     Claim::LoadOnly => State::Ours(Store::Nobody),
@@ -342,6 +345,13 @@ impl Acquiring {
         take: &mut dyn FnMut(usize, Fetched) -> Option<Fetched>,
     ) -> usize {
         let levels = Arc::clone(&self.levels);
+        for (index, state) in &mut self.wanted {
+            if let State::Ours(store) = *state
+                && levels.is_nowhere_below(*index)
+            {
+                *state = State::NotBelow(store);
+            }
+        }
         let positions: Vec<usize> = (0..self.wanted.len())
             .filter(|&k| matches!(self.wanted[k].1, State::Ours(_)))
             .take(most)

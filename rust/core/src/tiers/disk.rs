@@ -87,12 +87,16 @@ impl Tier for Disk {
     ) -> Result<()> {
         for (record, taken) in records.iter().zip(taken) {
             let Some(i) = self.store.index(record.key) else { continue };
-            *taken = self.store.is_settled(i).unwrap_or_else(|| {
+            let put = |head: &[u8], parts: &[IoSlice<'_>]| self.store.put(i, head, parts, deadline);
+            // What is there need not be packed for it.
+            let settled = match self.compression {
+                Compression::None => None,
+                _ => self.store.is_settled(i),
+            };
+            *taken = settled.unwrap_or_else(|| {
                 match pack(self.compression, &record.head, record.parts) {
-                    Some((head, bytes)) => {
-                        self.store.put(i, &head, &[IoSlice::new(&bytes)], deadline)
-                    }
-                    None => self.store.put(i, &record.head, record.parts, deadline),
+                    Some((head, bytes)) => put(&head, &[IoSlice::new(&bytes)]),
+                    None => put(&record.head, record.parts),
                 }
             });
         }
@@ -140,6 +144,10 @@ impl Tier for Disk {
 
     fn has(&self, key: u64) -> Option<bool> {
         Some(self.store.index(key).is_some_and(|i| self.store.has(i)))
+    }
+
+    fn lacks(&self, key: u64) -> bool {
+        self.store.index(key).is_none_or(|i| self.store.lacks(i))
     }
 
     fn identity(&self, key: u64) -> Option<(u64, u128)> {

@@ -46,8 +46,8 @@ struct Level {
     tier: Box<dyn Tier>,
     /// As the tier says it.
     of_all_nodes: bool,
-    /// Schemas that this process gave to it. Only tried to lock, as above.
-    told: Mutex<Vec<u128>>,
+    /// Schemas that this process gave to it, by their numbers in memory. Only tried to lock, as above.
+    told: Mutex<HashMap<u16, u128>>,
     fetched: AtomicU64,
     damaged: AtomicU64,
     errors: AtomicU64,
@@ -163,6 +163,11 @@ impl Levels {
     /// Whether a level below has this sample, and says so without asking anybody.
     pub fn is_below(&self, index: usize) -> bool {
         self.below.iter().any(|level| level.tier.has(index as u64) == Some(true))
+    }
+
+    /// Whether no level below need be asked for this sample.
+    pub(super) fn is_nowhere_below(&self, index: usize) -> bool {
+        self.below.iter().all(|level| level.tier.lacks(index as u64))
     }
 
     /// Whether every sample is in memory, or in a level below that says so without asking anybody.
@@ -360,15 +365,16 @@ impl Levels {
             // It stands in the first part; more is not looked at.
             return inline_schema(parts.first()?).and_then(travels).map(|_| None);
         }
+        let told = level.told.try_lock().ok().and_then(|told| told.get(&number).copied());
+        if told.is_some() {
+            return Some(told);
+        }
         let schema = self.memory.schema(number)?;
         travels(&schema)?;
         let hash = portable::schema_hash(&schema);
-        let told = level.told.try_lock().is_ok_and(|told| told.contains(&hash));
-        if !told {
-            level.count_error(level.tier.put_schema(hash, &schema, deadline)).then_some(())?;
-            if let Ok(mut told) = level.told.try_lock() {
-                told.push(hash);
-            }
+        level.count_error(level.tier.put_schema(hash, &schema, deadline)).then_some(())?;
+        if let Ok(mut told) = level.told.try_lock() {
+            told.insert(number, hash);
         }
         Some(Some(hash))
     }

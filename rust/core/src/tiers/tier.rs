@@ -39,6 +39,11 @@ pub trait Tier: Send + Sync {
         None
     }
 
+    /// Whether it surely has no such sample, nor gets one that it can be waited for: then it need not be asked.
+    fn lacks(&self, _key: u64) -> bool {
+        false
+    }
+
     /// What the record of a sample is sealed with, if that is not its number and the dataset's fingerprint.
     fn identity(&self, _key: u64) -> Option<(u64, u128)> {
         None
