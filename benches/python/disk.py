@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import multiprocessing
 import os
 import random
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -41,6 +43,9 @@ PROCESSES = 2
 BATCH = 64
 GROUP = 96 * 2**20
 """Memory of the control group in which data are larger than memory, page cache included."""
+LMDB_128 = "LMDB at 128 KiB of read-ahead"
+READERS: list[str] = []
+"""The command of benches/readers, if it could be built."""
 PLOT = Path(__file__).resolve().parents[2] / "build" / "memory-and-disk.png"
 
 paths_made: list[str] = []
@@ -64,6 +69,9 @@ class Samples(Dataset[Tensor]):
         if self.seconds:
             time.sleep(self.seconds)
         return self.noise[idx : idx + self.size].clone()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return map(self.__getitem__, range(self.count))
 
     def first_bytes(self, indices: Any) -> Tensor:
         return self.noise[torch.as_tensor(indices)]
@@ -134,6 +142,11 @@ Reader = Callable[[list[int]], Any]
 
 
 class Side:
+    at_once = BATCH
+    """So many samples are asked for at once."""
+    reads_ahead_kib: int | None = None
+    """What its disk is to read ahead; None: whatever it does."""
+
     def __init__(self, folder: Path, source: Samples) -> None:
         self.folder, self.source = folder, source
         folder.mkdir()
@@ -206,6 +219,12 @@ class Lmdb(Side):
         return lambda indices: self.into_batch(indices, read)
 
 
+class Lmdb128(Lmdb):
+    """As disks read ahead where nobody has set it otherwise."""
+
+    reads_ahead_kib = 128
+
+
 class DiskCache(Side):
     def fill(self) -> None:
         with diskcache.Cache(str(self.folder), size_limit=2**40) as cache, cache.transact():
@@ -219,6 +238,38 @@ class DiskCache(Side):
             row[:] = cache[idx]
 
         return lambda indices: self.into_batch(indices, read)
+
+
+class Redb(Side):
+    """By a program of its own, which copies values into a batch and tells of their first bytes."""
+
+    def fill(self) -> None:
+        command = [*READERS, "fill", str(self.folder), str(self.source.size)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as filling:
+            assert filling.stdin is not None
+            for sample in self.source:
+                filling.stdin.write(sample.numpy())
+        if filling.returncode:
+            raise RuntimeError("redb was not filled")
+
+    def open(self) -> Reader:
+        return asked("redb", self.folder)
+
+
+def asked(what: str, folder: Path) -> Reader:
+    """A program that reads what it is asked for; of each, the first byte comes back."""
+    pipe = subprocess.PIPE
+    program = subprocess.Popen([*READERS, what, str(folder)], stdin=pipe, stdout=pipe)
+
+    def read(indices: list[int]) -> Tensor:
+        assert program.stdin is not None and program.stdout is not None
+        program.stdin.write(np.array([len(indices), *indices], dtype=np.uint64).tobytes())
+        program.stdin.flush()
+        answer = program.stdout.read(len(indices))
+        return torch.frombuffer(bytearray(answer), dtype=torch.uint8)[:, None]
+
+    read([])  # it has opened what it reads
+    return read
 
 
 class Ours(Side):
@@ -244,6 +295,16 @@ class Ours(Side):
         return dataset.batches.__getitem__
 
 
+class Level(Ours):
+    """The level's own reads, without batches and without Python."""
+
+    at_once = 2**40
+
+    def open(self) -> Reader:
+        (folder,) = (path.parent for path in self.folder.rglob("store"))
+        return asked("level", folder)
+
+
 class Zstd(Ours):
     compression = "zstd"
 
@@ -253,9 +314,11 @@ class Lz4(Ours):
 
 
 PEERS: dict[str, type[Side]] = {
-    "preads": Preads, "one file each": OneFileEach, "LMDB": Lmdb, "diskcache": DiskCache,
-    "ours": Ours, "zstd": Zstd, "lz4": Lz4,
+    "preads": Preads, "one file each": OneFileEach, "LMDB": Lmdb, LMDB_128: Lmdb128, "redb": Redb,
+    "diskcache": DiskCache, "ours": Ours, "level": Level, "zstd": Zstd, "lz4": Lz4,
 }  # fmt: skip
+ALIKE = {LMDB_128: "LMDB", "level": "ours"}
+"""Sides that read what another one wrote."""
 
 
 @contextlib.contextmanager
@@ -271,7 +334,66 @@ def folder_on_disk() -> Iterator[Path]:
 @contextlib.contextmanager
 def sides_of(source: Samples, *names: str) -> Iterator[dict[str, Side]]:
     with folder_on_disk() as folder:
-        yield {name: PEERS[name](folder / name.replace(" ", "-"), source) for name in names}
+        sides: dict[str, Side] = {}
+        for name in names:
+            if name in ALIKE:
+                sides[name] = PEERS[name].__new__(PEERS[name])
+                sides[name].folder, sides[name].source = sides[ALIKE[name]].folder, source
+            else:
+                sides[name] = PEERS[name](folder / name.replace(" ", "-"), source)
+        yield sides
+
+
+def read_ahead_of(folder: Path) -> Path:
+    """The file that says how much the disk of a folder reads ahead."""
+    device = os.stat(folder).st_dev
+    place = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    if not (place / "queue").exists():  # a part of a disk
+        place = place.parent
+    return place / "queue" / "read_ahead_kb"
+
+
+@contextlib.contextmanager
+def reading_ahead(folder: Path, kib: int | None) -> Iterator[None]:
+    """Files that are opened here are read ahead so far."""
+    if kib is None:
+        yield
+        return
+    path = read_ahead_of(folder)
+    before = path.read_text()
+    path.write_text(str(kib))
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+def peers_here(table: Table) -> list[str]:
+    """Those that can be measured; of the others it is said why not."""
+    found = []
+    try:
+        path = read_ahead_of(Path(tempfile.gettempdir()))
+        path.write_text(path.read_text())
+        found.append(LMDB_128)
+    except OSError as error:
+        table.notes.append(f"{LMDB_128}: not measured, for its disk cannot be told so ({error})")
+    if READERS:
+        found.append("redb")
+    else:
+        table.notes.append("redb: not measured, for benches/readers could not be built")
+    return found
+
+
+def build_readers() -> list[str]:
+    """The command of benches/readers, which is built if need be; none if that cannot be."""
+    root = Path(__file__).resolve().parents[2]
+    command = ["cargo", "build", "--release", "--quiet", "--manifest-path"]
+    command += [str(root / "benches" / "readers" / "Cargo.toml"), "--target-dir"]
+    command += [str(root / "build" / "readers")]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        subprocess.run(command, check=True)
+        return [str(root / "build" / "readers" / "release" / "readers")]
+    return []
 
 
 # Reading, two processes
@@ -281,6 +403,11 @@ def read_all(side: Side, warm: bool = False, group: Path | None = None) -> float
     """Every record once, in an order that nobody knows before, by processes at the same time."""
     if not warm:
         make_cold(side.folder)
+    with reading_ahead(side.folder, side.reads_ahead_kib):
+        return _read_all(side, group)
+
+
+def _read_all(side: Side, group: Path | None) -> float:
     order = list(range(len(side.source)))
     random.shuffle(order)
     context = multiprocessing.get_context("fork")
@@ -307,8 +434,8 @@ def _read_part(side: Side, part: list[int], begin: Any, group: Path | None) -> N
     torch.set_num_threads(1)
     read = side.open()
     begin.wait(60)
-    for at in range(0, len(part), BATCH):
-        indices = part[at : at + BATCH]
+    for at in range(0, len(part), side.at_once):
+        indices = part[at : at + side.at_once]
         batch = read(indices)
         if not torch.equal(batch[:, 0], side.source.first_bytes(indices)):
             raise RuntimeError("a batch holds other bytes than it should")
@@ -359,7 +486,8 @@ def reads(table: Table, progress: Any, rounds: int) -> None:
     targets = {"150 KB": (120, 75, 150), "3 KB": (250, 0, 200)}
     for name, (size, count) in SIZES.items():
         cold, warm, larger = targets[name]
-        with sides_of(Samples(size, count), "preads", "one file each", "LMDB", "ours") as sides:
+        names = ["preads", "one file each", "LMDB", *peers_here(table), "ours"]
+        with sides_of(Samples(size, count), *names) as sides:
             each = {key: lambda side=side: read_all(side) for key, side in sides.items()}
             times = interleave(each, few, progress, warmup=0)
             report_reads(table, f"{name}, cold", times, cold)
@@ -374,10 +502,11 @@ def reads(table: Table, progress: Any, rounds: int) -> None:
                 }
                 times = interleave(each, few, progress, warmup=0)
             report_reads(table, f"{name}, larger than memory", times, larger)
-            if name == "150 KB":
-                ratio = times.ratio("LMDB", "ours")
+            if name == "150 KB" and LMDB_128 in sides:
+                ratio = times.ratio(LMDB_128, "ours")
                 words = f"{ratio:.2f} x"
-                table.at_least(f"{name}, larger than memory: LMDB / ours", ratio, 2, words, " x")
+                what = f"{name}, larger than memory: {LMDB_128} / ours"
+                table.at_least(what, ratio, 2, words, " x")
 
 
 # Epochs through loaders
@@ -410,14 +539,16 @@ def epoch(loader: Any, count: int) -> float:
 def epochs(table: Table, progress: Any, rounds: int) -> None:
     """From disk alone, cold, the same loop over each; and against the level's own reads."""
     targets = {"150 KB": 2, "3 KB": 4}
+    level = ["level"] if READERS else []
     for name, (size, count) in SIZES.items():
         with (
-            sides_of(Samples(size, count), "LMDB", "diskcache", "ours") as sides,
+            sides_of(Samples(size, count), "LMDB", "diskcache", "ours", *level) as sides,
             contextlib.closing(sides["ours"].cached()) as dataset,  # type: ignore[attr-defined]
         ):
             loaders = {
                 key: DataLoader(AsDataset(side), BATCH, shuffle=True, num_workers=PROCESSES)
                 for key, side in sides.items()
+                if key not in ("ours", "level")
             }
             loaders["ours"] = stocache.DataLoader(
                 dataset, BATCH, shuffle=True, num_workers=PROCESSES
@@ -428,12 +559,16 @@ def epochs(table: Table, progress: Any, rounds: int) -> None:
                 return epoch(loaders[key], len(sides[key].source))
 
             each: dict[str, Any] = {key: lambda key=key: cold_epoch(key) for key in loaders}
-            each["reads"] = lambda sides=sides: read_all(sides["ours"])
+            if level:
+                each["level"] = lambda sides=sides: read_all(sides["level"])
             times = interleave(each, max(3, rounds // 3), progress, warmup=0)
         what = f"epoch from disk, {name}, cold"
-        share = 100 * times.ratio("reads", "ours")
-        words = spread(times, "reads", "ours")
-        table.at_least(f"{what}: speed / the level's own reads", share, 80, words, " %")
+        if level:
+            share = 100 * times.ratio("level", "ours")
+            words = spread(times, "level", "ours")
+            table.at_least(f"{what}: speed / the level's own reads", share, 80, words, " %")
+        else:
+            table.notes.append("the level's own reads: not measured, as redb")
         for peer, least in (("LMDB", 1.2), ("diskcache", targets[name])):
             ratio = times.ratio(peer, "ours")
             words = f"{ratio:.2f} x  ({show_seconds(times.median(peer))} / "
@@ -444,49 +579,93 @@ def epochs(table: Table, progress: Any, rounds: int) -> None:
 # Writing
 
 
+Writer = contextlib.AbstractContextManager[Callable[[], object]]
+
+
+def until_on_disk(folder: Path, writer: Callable[[Path], Writer]) -> float:
+    """What it takes to write a folder until all of it is on the disk itself."""
+    inside = folder / "written"
+    inside.mkdir(mode=0o700)
+    with writer(inside) as write:
+        os.sync()
+        start = time.perf_counter()
+        write()
+        os.sync()
+        elapsed = time.perf_counter() - start
+    shutil.rmtree(inside)
+    os.sync()
+    return elapsed
+
+
+@contextlib.contextmanager
+def plain_writer(source: Samples, folder: Path) -> Iterator[Callable[[], object]]:
+    piece = memoryview(source.noise.numpy()[: min(2**20, len(source.noise))])
+
+    def write() -> None:
+        with open(folder / "plain", "wb", buffering=0) as file:
+            left = len(source) * source.size
+            while left > 0:
+                left -= file.write(piece[:left])
+
+    yield write
+
+
+@contextlib.contextmanager
+def writer_of(kind: type[Side], source: Samples, folder: Path) -> Iterator[Callable[[], object]]:
+    yield lambda: kind(folder / "side", source)
+
+
+@contextlib.contextmanager
+def warming_writer(source: Samples, folder: Path) -> Iterator[Callable[[], object]]:
+    side = Ours.__new__(Ours)
+    side.folder, side.source = folder, source
+    with contextlib.closing(side.cached()) as dataset:
+        yield lambda: (dataset.warm(progress=False), dataset.flush())
+        if dataset.stats().disk.filled != len(source):
+            raise RuntimeError(f"not all samples are on disk: {dataset.stats()}")
+
+
+@contextlib.contextmanager
+def level_writer(source: Samples, folder: Path) -> Iterator[Callable[[], object]]:
+    """Without Python: claimed, sealed, put and flushed."""
+    command = [*READERS, "write", str(folder / "level"), str(source.size), str(len(source))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as program:
+        assert program.stdin is not None and program.stdout is not None
+        program.stdout.read(1)  # it has opened the level
+        into, out_of = program.stdin, program.stdout
+        yield lambda: (into.write(b"x"), into.flush(), out_of.read(1))
+    if program.returncode:
+        raise RuntimeError("the level was not written")
+
+
 def writes(table: Table, progress: Any, rounds: int) -> None:
     """Until all of it is on the disk itself."""
     for name, (size, count) in SIZES.items():
         source = Samples(size, count)
+        each: dict[str, Callable[[Path], Writer]] = {
+            "plain": functools.partial(plain_writer, source),
+            "one file each": functools.partial(writer_of, OneFileEach, source),
+            "LMDB": functools.partial(writer_of, Lmdb, source),
+            "warm()": functools.partial(warming_writer, source),
+        }
+        if READERS:
+            each["ours"] = functools.partial(level_writer, source)
         with folder_on_disk() as folder:
-
-            def plainly(source: Samples = source, folder: Path = folder) -> float:
-                path = folder / "plain"
-                with open(path, "wb") as file:
-                    left = len(source) * source.size
-                    piece = source.noise.numpy()[: min(2**20, len(source.noise))].tobytes()
-                    start = time.perf_counter()
-                    while left > 0:
-                        left -= file.write(piece[:left])
-                    file.flush()
-                    os.fsync(file.fileno())
-                    elapsed = time.perf_counter() - start
-                path.unlink()
-                os.sync()
-                return elapsed
-
-            def ours(source: Samples = source, folder: Path = folder) -> float:
-                side = Ours.__new__(Ours)
-                side.folder, side.source = folder / "ours", source
-                side.folder.mkdir()
-                with contextlib.closing(side.cached()) as dataset:
-                    start = time.perf_counter()
-                    dataset.warm(progress=False)
-                    dataset.flush()
-                    os.sync()
-                    elapsed = time.perf_counter() - start
-                    if dataset.stats().disk.filled != len(source):
-                        raise RuntimeError(f"not all samples are on disk: {dataset.stats()}")
-                shutil.rmtree(side.folder)
-                os.sync()
-                return elapsed
-
-            sides = {"plain": plainly, "ours": ours}
+            sides = {
+                key: functools.partial(until_on_disk, folder, writer)
+                for key, writer in each.items()
+            }
             times = interleave(sides, max(3, rounds // 3), progress, warmup=1)
-        share = 100 * times.ratio("plain", "ours")
-        words = spread(times, "plain", "ours")
-        what = f"writing {name}, durable: speed / one sequential file"
-        table.at_least(what, share, 80, words, " %")
+        for key in each:
+            share, words = 100 * times.ratio("plain", key), spread(times, "plain", key)
+            what = f"writing {name}, durable: {key} / one sequential file"
+            if key == "ours":
+                table.at_least(what, share, 80, words, " %")
+            elif key != "plain":
+                table.info(what, share, words)
+        if not READERS:
+            table.notes.append("writing without Python: not measured, as redb")
 
 
 # Opening
@@ -700,4 +879,5 @@ EXTRA = {"many": "open a level of 10 million samples: about 2 GB and some minute
 
 
 if __name__ == "__main__":
+    READERS += build_readers()
     sys.exit(run(__doc__ or "", SECTIONS, paths_made, EXTRA))

@@ -4,14 +4,16 @@
 //!   readers fill FOLDER SIZE   stdin: values of that size, one after the other, for a redb in that folder
 //!   readers redb FOLDER        stdin: how many (u64), then so many numbers (u64); stdout: the first byte of each value
 //!   readers level FOLDER       the same of a disk level: batch by batch, two of them on their way
+//!   readers write FOLDER SIZE COUNT   makes a level; stdout: a byte; stdin: a byte; writes so many samples; stdout: a byte
 //! ```
 
 use redb::{Database, ReadOnlyDatabase, ReadableDatabase, TableDefinition};
 use std::collections::VecDeque;
 use std::error::Error;
-use std::io::{BufReader, ErrorKind, Read, Write, stdin, stdout};
+use std::io::{BufReader, ErrorKind, IoSlice, Read, Write, stdin, stdout};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use stocache::disk::{Compression, DiskOptions, DiskStore, Keys, inspect};
 use stocache::tiers::{Disk, Fetching, Levels};
 use stocache::{Backing, Geometry, RecordStore, RecordsGeometry, Request, random_name};
@@ -45,6 +47,7 @@ fn main() -> Result<()> {
             let levels = open(Path::new(folder))?;
             answer(|indices| read(&levels, indices))
         }
+        ["write", folder, size, count] => write(Path::new(folder), size.parse()?, count.parse()?),
         _ => Err("see the head of benches/readers/src/main.rs".into()),
     }
 }
@@ -54,7 +57,8 @@ fn fill(path: &Path, size: usize) -> Result<()> {
     let writing = database.begin_write()?;
     {
         let mut table = writing.open_table(TABLE)?;
-        let (mut values, mut value) = (BufReader::with_capacity(1 << 20, stdin().lock()), vec![0; size]);
+        let (mut values, mut value) =
+            (BufReader::with_capacity(1 << 20, stdin().lock()), vec![0; size]);
         for index in 0.. {
             match values.read_exact(&mut value) {
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => break,
@@ -85,27 +89,57 @@ fn answer(mut read: impl FnMut(&[u64]) -> Result<Vec<u8>>) -> Result<()> {
 /// A level that is there, below memory that has room for nothing.
 fn open(folder: &Path) -> Result<Arc<Levels>> {
     let found = inspect(folder).ok_or("no disk level is there")?;
-    let options = DiskOptions {
-        path: folder.to_path_buf(),
-        budget: found.bytes,
-        dataset_len: found.samples,
-        fingerprint: found.fingerprint,
-        recycles: false,
-        keys: Keys::Numbers,
-    };
-    let room = RecordsGeometry::least(found.samples, false)?;
+    levels(folder, found.bytes, found.samples, found.fingerprint)
+}
+
+fn levels(path: &Path, budget: u64, samples: u64, fingerprint: u128) -> Result<Arc<Levels>> {
+    let (path, keys) = (path.to_path_buf(), Keys::Numbers);
+    let options =
+        DiskOptions { path, budget, dataset_len: samples, fingerprint, recycles: false, keys };
+    let room = RecordsGeometry::least(samples, false)?;
     let request = Request {
         backing: Backing::Memfd,
         private: true,
-        fingerprint: found.fingerprint,
+        fingerprint,
         ..Request::new(
             random_name()?,
-            Geometry::Records(RecordsGeometry::plan(room, found.samples, false)?),
+            Geometry::Records(RecordsGeometry::plan(room, samples, false)?),
         )
     };
     let (memory, _) = RecordStore::open(&request)?;
     let disk = Disk::new(DiskStore::open(&options)?, Compression::None);
     Ok(Levels::new(memory, vec![Box::new(disk)]))
+}
+
+/// As who loads samples does: claims some, and fills them.
+fn write(folder: &Path, size: usize, count: usize) -> Result<()> {
+    let levels = levels(folder, (count * (size + 1024) + (64 << 20)) as u64, count as u64, 1)?;
+    let schema = levels.memory().intern(b"\x01i").ok_or("no room for a schema")?;
+    let mut noise = vec![0; size + count];
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    for byte in &mut noise {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        *byte = random as u8;
+    }
+    stdout().write_all(&[0])?;
+    stdout().flush()?;
+    stdin().lock().read_exact(&mut [0])?;
+    for first in (0..count).step_by(BATCH) {
+        let batch: Vec<usize> = (first..count.min(first + BATCH)).collect();
+        let mut acquiring = levels.acquire(&batch, Duration::from_secs(60));
+        for index in acquiring.next_to_load() {
+            acquiring.fill(index, schema, &[IoSlice::new(&noise[index..index + size])])?;
+        }
+    }
+    if !levels.flush(Duration::from_secs(600)) {
+        return Err("not all of it is written".into());
+    }
+    stdout().write_all(&[0])?;
+    stdout().flush()?;
+    let written = levels.stats()[0].tier.records;
+    if written == count as u64 { Ok(()) } else { Err(format!("{written} are there").into()) }
 }
 
 fn read(levels: &Arc<Levels>, indices: &[u64]) -> Result<Vec<u8>> {
