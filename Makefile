@@ -103,6 +103,7 @@ lint: build ## Formatting, clippy, ruff, mypy, clang-format
 
 lint-rust:
 	cargo fmt --all --check
+	cargo fmt --manifest-path benches/readers/Cargo.toml --check
 	cargo clippy --all-targets --features faults -- -D warnings
 	$(PY) setup.py -q clippy
 
@@ -116,6 +117,7 @@ lint-cpp:
 
 format: $(VENV)/.deps ## Put all sources into the form that lint asks for
 	cargo fmt --all
+	cargo fmt --manifest-path benches/readers/Cargo.toml
 	$(PY) -m ruff check -q --fix $(PYTHON) || true
 	$(PY) -m ruff format -q $(PYTHON)
 	$(VENV)/bin/clang-format -i $(CPP)
@@ -129,7 +131,7 @@ bench: build ## Print the speed tables: peers and limits in the same run
 	$(PY) benches/python/augmentation.py || missed=1; \
 	$(PY) benches/python/sharding.py || missed=1; \
 	$(PY) benches/python/file_cache.py || missed=1; \
-	$(PY) benches/python/disk.py || missed=1; \
+	$(PY) benches/python/disk.py --with-many || missed=1; \
 	$(PY) benches/python/cluster.py || missed=1; \
 	exit $$missed
 

@@ -152,10 +152,11 @@ def test_what_was_not_used_for_longest_leaves_both(on_disk, log, below):
     assert sum(file.stat().st_blocks * 512 for file in files(below, "dat")) <= 128 * 4096
 
 
+@pytest.mark.parametrize("key", [None, str])
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
-def test_workers_that_are_started_fresh_find_the_disk(on_disk, log, start):
+def test_workers_that_are_started_fresh_find_the_disk(on_disk, log, start, key):
     source = fixed(log)
-    dataset = on_disk(source, key=lambda index: index) if start == "fork" else on_disk(source)
+    dataset = on_disk(source, key=key)
     for _ in range(2):
         epoch(dataset, workers=1, multiprocessing_context=start)
     assert source.once_each()
@@ -1030,6 +1031,53 @@ def test_the_example_of_bilevelcache(log, tmp_path):
     assert cached_dataset.stats().disk.evicted > 0
     shutil.rmtree(path)
     assert wrong(5, cached_dataset[5], WORDS) is None
+    cached_dataset.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
+def test_the_example_of_bilevelcache_over_files_of_jpeg(tmp_path, below):
+    """As its description has it, with other paths and sizes."""
+    torchvision = pytest.importorskip(
+        "torchvision", reason="torchvision is not installed: no folder of JPEG files is read"
+    )
+    from PIL import Image
+
+    count, kinds = 120, 3
+    files = tmp_path / "images"
+    for number in range(count):
+        file = files / f"{number % kinds}" / f"{number:03}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        noise = torch.Generator().manual_seed(number)
+        size = (48 + number % 7, 40 + number % 5, 3)
+        picture = torch.randint(0, 256, size, dtype=torch.uint8, generator=noise)
+        Image.fromarray(picture.numpy()).save(file, quality=90)
+    transforms = torchvision.transforms
+    data = torchvision.datasets.ImageFolder(
+        str(files), transforms.Compose([transforms.CenterCrop(32), transforms.PILToTensor()])
+    )
+    expected = Counter((label, picture.numpy().tobytes()) for picture, label in data)
+    cached_dataset = stocache.BiLevelCachedDataset(
+        data,
+        memory_cache_size=INDEX + 130_000,
+        disk_cache_size=200_000,
+        disk_cache_path=below,
+        verbose=False,
+    )
+    loader_kwargs = {"batch_size": 4, "num_workers": 2, "pin_memory": True, "shuffle": True}
+    loader = DataLoader(cached_dataset, **loader_kwargs)
+    for _ in range(3):
+        seen = Counter()
+        for pictures, labels in loader:
+            assert pictures.shape[1:] == (3, 32, 32)
+            for picture, label in zip(pictures, labels.tolist(), strict=True):
+                seen[label, picture.numpy().tobytes()] += 1
+        assert seen == expected
+    memory, disk = cached_dataset.memory_cache, cached_dataset.disk_cache
+    assert min(memory.hits.value, disk.hits.value, disk.misses.value) > 0
+    assert memory.hits.value + memory.misses.value == 3 * count
+    assert cached_dataset.stats().disk.evicted > 0
+    shutil.rmtree(below)
+    assert sum(len(labels) for _, labels in loader) == count
     cached_dataset.close()
 
 

@@ -114,7 +114,7 @@ def test_a_file_system_without_locks_is_refused_with_a_remedy(injected, log, bel
     (lock,) = below.glob("*/lock")
 
     def reopen():
-        with pytest.raises(OSError, match="cannot lock .*No locks available.*another disk_path"):
+        with pytest.raises(OSError, match=r"cannot lock .*No locks available.*another disk_path"):
             opened(log, below)
 
     injected(reopen, "fcntl:error=ENOLCK:when=1+", lock)

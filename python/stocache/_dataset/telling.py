@@ -72,8 +72,8 @@ def of_no_disk(records: _C.Records, error: Exception) -> None:
 
 def of_unwritten(records: _C.Records, waiting: int) -> None:
     text = (
-        f"{waiting} samples could not be written to disk before this process let go of it; the next "
-        "run loads them again"
+        f"{waiting} samples could not be written to disk before this process let go of it; the "
+        "next run loads them again"
     )
     _warn_once(records, _UNWRITTEN, text)
 
