@@ -15,7 +15,7 @@ from stocache._dataset import attributes, images, splitting, telling
 from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.augmenting import Fusing, Numbering, fusing, number_of
 from stocache._dataset.batches import Batches, Loads
-from stocache._dataset.comparing import RANDOM, SAME, STALE, UNKNOWN, compare
+from stocache._dataset.comparing import RANDOM, SAME, STALE, UNCUT, UNKNOWN, compare
 from stocache._dataset.samples import Records, Samples
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharing.change import check_on_change
@@ -205,9 +205,9 @@ class CachedDataset(Dataset[Sample]):
 
         For a ``Compose`` of MONAI or torchvision, or ``torch.nn.Sequential``, as ``transform`` (or
         torchvision's ``transforms``) of a dataset or of what a ``Subset`` is of. A step that is not
-        known counts as random; ``steps`` says how many to run before the cache instead. The dataset
-        itself stays as it is, and is asked for the first sample of each process as well: if that
-        is another one, its samples pass the cache by. ``options`` are those of CachedDataset.
+        known counts as random; ``steps`` says how many to run before the cache instead. Where the
+        dataset does more with what its transform gave than to hand it on, its samples pass the
+        cache by. ``options`` are those of CachedDataset.
         """
         for what in ("transform", "transform_sample"):
             if options.get(what) is not None:
@@ -215,8 +215,14 @@ class CachedDataset(Dataset[Sample]):
                     f"{what} is given to until_random, which takes it from the dataset; add the "
                     "step to the dataset's"
                 )
-        found = splitting.split(dataset, steps, checks=0 if options.get("probe") == 0 else 1)
-        made = cls(found.dataset, memory, transform_sample=found.rest, **options)
+        found = splitting.split(
+            dataset,
+            steps,
+            checks=0 if options.get("probe") == 0 else 1,
+            allow_pickle=bool(options.get("allow_pickle")),
+        )
+        with found.as_cached():
+            made = cls(found.dataset, memory, transform_sample=found.rest, **options)
         if options.get("verbose", True):
             made._stocache.tell_once(telling.WHERE_CUT, found.told)
         return made
@@ -256,7 +262,7 @@ class CachedDataset(Dataset[Sample]):
         if fusing is not None:
             numbers = [number_of(index, self._stocache.length) for index in indices]
             return fusing.samples(samples, numbers)
-        return self._stocache.transformed(vars(self)["transform"], samples)
+        return self._stocache.transformed(vars(self)["transform"], samples, indices)
 
     def __iter__(self) -> Iterator[Sample]:
         """Ends at the length, or before it where the dataset does, by an IndexError."""
@@ -399,7 +405,7 @@ class CachedDataset(Dataset[Sample]):
             found: list[str] = []
             for index in chosen:
                 found.append(compare(records, source, index, allow_pickle))
-                if found[-1] in (STALE, RANDOM):
+                if found[-1] in (STALE, RANDOM, UNCUT):
                     break
             return found
 
@@ -408,6 +414,12 @@ class CachedDataset(Dataset[Sample]):
             raise telling.stale(records, chosen[len(found) - 1])
         if RANDOM in found:
             telling.warn(telling.random_text(chosen[len(found) - 1]))
+        elif UNCUT in found:
+            telling.warn(
+                f"sample {chosen[len(found) - 1]} is cached up to the first random step, and "
+                "cannot be cut there now: something about the dataset has changed; clear() empties "
+                "the cache"
+            )
         elif UNKNOWN in found:
             telling.warn(
                 f"{found.count(UNKNOWN)} of {len(chosen)} samples cannot be compared with the "

@@ -17,6 +17,8 @@ from monai.transforms import (
     Lambdad,
     RandFlipd,
     RandGaussianNoised,
+    RandRotated,
+    Rotated,
     ScaleIntensityd,
     Spacing,
     TorchVisiond,
@@ -100,10 +102,17 @@ def seeded():
 def alike(one: dict, other: dict) -> bool:
     """But for the addresses of transforms, which stand in what was applied."""
     for image in (one["image"], other["image"]):
-        for operation in image.applied_operations:
-            for each in operation if isinstance(operation, list) else [operation]:
-                each.pop("id", None)
+        without_addresses(image.applied_operations)
     return picture(one) == picture(other)
+
+
+def without_addresses(operations) -> None:
+    if isinstance(operations, dict):
+        operations.pop("id", None)
+        operations = operations.values()
+    for each in operations:
+        if isinstance(each, (list, dict)):
+            without_addresses(each)
 
 
 def test_up_to_the_first_random_transform_as_cache_dataset_does(seeded, capsys):
@@ -191,3 +200,49 @@ def test_what_is_cached_is_known_again_though_every_process_has_other_random_sta
         dataset[0]
         dataset.close()
     CachedDataset.until_random(Dataset(items(), pipeline()), "16MiB", **options).delete()
+
+
+def resampled(lazy, by_itself=False) -> Compose:
+    first = EnsureChannelFirstd("image", channel_dim="no_channel")
+    turn = Rotated("image", (0.3, 0.2, 0.1), lazy=by_itself)
+    return Compose([first, turn, RandRotated("image", prob=1, range_x=0.5)], lazy=lazy)
+
+
+LAZY = {
+    "lazy": ((True,), "before all steps"),
+    "by its steps": ((None, True), "before all steps"),
+    "not lazy": ((False,), "Cached are 2 of 3 steps"),
+    "not lazy, with a step that would be": ((False, True), "Cached are 1 of 3 steps"),
+}
+
+
+@pytest.mark.parametrize("how", LAZY)
+def test_what_is_resampled_once_for_all_is_not_cut_inside(seeded, capsys, how):
+    options, told = LAZY[how]
+    plain, source = (Dataset(items(), resampled(*options)) for _ in range(2))
+    with CachedDataset.until_random(source, "16MiB") as dataset:
+        assert told in capsys.readouterr().out
+        for _ in range(2):
+            for i in range(8):
+                assert alike(dataset[i], plain[i])
+        assert dataset.stats().loads == 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_of_monai_seeds_what_is_nested_as_the_whole(seeded, workers):
+    """A nested Compose that is cached draws a seed as well."""
+
+    def make():
+        first = Compose([Compose([EnsureChannelFirstd("image", channel_dim="no_channel")])])
+        rest = Compose([RandGaussianNoised("image", prob=1), RandFlipd("image", prob=0.5)])
+        return Dataset(items(), Compose([first, Compose([ScaleIntensityd("image")]), rest]))
+
+    with CachedDataset.until_random(make(), "16MiB", verbose=False) as dataset:
+        for epoch in range(2):
+            batches = []
+            for each in (make(), dataset):
+                torch.manual_seed(epoch)
+                batches.append(list(MonaiLoader(each, batch_size=4, num_workers=workers)))
+            for one, other in zip(*batches, strict=True):
+                assert alike(one, other)
+        assert dataset.stats().filled == 8

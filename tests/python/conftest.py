@@ -297,6 +297,21 @@ def cached():
 
 
 @pytest.fixture
+def cut():
+    """Datasets cut before the first random step of their transform, closed afterwards."""
+    made = []
+
+    def make(dataset, memory="16MiB", **options):
+        options = {"verbose": False, **options}
+        made.append(stocache.CachedDataset.until_random(dataset, memory, **options))
+        return made[-1]
+
+    yield make
+    for dataset in made:
+        dataset.close()
+
+
+@pytest.fixture
 def far(tmp_path):
     """A folder with 24 files, some of them in sub-folders."""
     return make_far(tmp_path / "far", 24)

@@ -67,6 +67,10 @@ class Case:
     policy: str = "freeze"
     verbose: bool = False
     transform: str = "none"
+    augments: str = "none"
+    """How the dataset calls a random transform of its own, which is cut then."""
+    steps: int = 0
+    """How many steps of it run before the cache."""
     override: str = "none"
     """What a subclass of CachedDataset overrides."""
     top: str = "none"
@@ -248,6 +252,69 @@ class Opened(Handle):
         return super().__getitem__(idx)
 
 
+class Added(torch.nn.Module):
+    def __init__(self, amount: int) -> None:
+        super().__init__()
+        self.amount = amount
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.amount
+
+
+class Shaken(torch.nn.Module):
+    """Draws from all generators, changes half of what it gets, and fails now and then."""
+
+    fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = random.random()
+        if self.fails and self.last < 0.2:
+            raise ValueError("nothing is left of it")
+        return x + torch.rand(1).item() if np.random.rand() < 0.5 else x
+
+
+def goes_on(self: Any, x: Any, i: int) -> Any:
+    try:
+        return self.transform(x), i
+    except ValueError:
+        return self[(i + 1) % len(self)]
+
+
+AUGMENTS = {
+    "a pair": lambda self, x, i: (self.transform(x), i),
+    "a dict": lambda self, x, i: {"x": [self.transform(x)], "more": {"x": x, "i": i}},
+    "two views": lambda self, x, i: (self.transform(x), self.transform(x)),
+    "two pictures": lambda self, x, i: (self.transform(x), self.transform(x * 2), x),
+    "once more": lambda self, x, i: [self.transform(x)] * 2,
+    "going on": goes_on,
+    # Samples of these pass the cache by, or some of them.
+    "looking": lambda self, x, i: (y := self.transform(x), float(y.sum())),
+    "changing": lambda self, x, i: self.transform(x) * 2,
+    "some": lambda self, x, i: self.transform(x) if i % 3 else x * torch.rand(1),
+    "some drawing": lambda self, x, i: (self.transform(x), torch.rand(1) if i % 2 else 0),
+    "asking a step": lambda self, x, i: (self.transform(x), self.transform[1].last),
+    "asking it by a name": lambda self, x, i: (self.transform(x), self.shaken.last),
+    "seeding": lambda self, x, i: (torch.manual_seed(i) and self.transform(x), i),
+    "of a kind": lambda self, x, i: (self.transform(x), type(self.transform).__name__),
+}
+
+
+class Augmenting(Source):
+    """Random by its own transform, as most datasets are."""
+
+    def __init__(self, samples: Any, log: str, how: str) -> None:
+        super().__init__(samples, log)
+        self.how = how
+        self.shaken = Shaken()
+        self.shaken.fails = how == "going on"
+        self.transform = torch.nn.Sequential(Added(1), self.shaken, Added(100))
+
+    def __getitem__(self, idx: int) -> Any:
+        self.note()
+        idx = int(idx) % len(self)
+        return AUGMENTS[self.how](self, self.samples[idx].clone(), idx)
+
+
 SOURCES = ("list", "Dataset", "keeps its samples", "TensorDataset", "subclass of TensorDataset",
            "__getitems__", "handle", "opened by worker_init_fn")  # fmt: skip
 FILES = ("handle", "opened by worker_init_fn")
@@ -255,6 +322,9 @@ FILES = ("handle", "opened by worker_init_fn")
 
 def make_source(case: Case, folder: Path) -> Any:
     width, log = WIDTH[case.width], str(folder / "main-process-loaded")
+    if case.augments != "none":
+        samples = [floats(i, width) for i in range(case.length)]
+        return Augmenting(samples, log, case.augments)
     if case.source in FILES:
         path = folder / "data"
         path.write_bytes(b"".join(bytes(octets(i, width).tolist()) for i in range(case.length)))
@@ -615,6 +685,7 @@ def without_cache(case: Case, folder: Path) -> list[Any]:
         collate = None if case.batch is not None else default_collate
     plain = case.transform == "none" and case.override == "none"
     seeded(case)
+    plain = plain or case.augments != "none"
     dataset = source if plain else subclass(case.override, Bare)(source, TRANSFORMS[case.transform])
     if case.before == "read":
         dataset[0], dataset[1]
@@ -638,13 +709,12 @@ def with_cache(case: Case, folder: Path, product: Product) -> tuple[list[Any], s
     seeded(case)
     index = INDEX + (4096 if case.policy == "lru" else 0)
     memory = {"all": "8MiB", "half": index + room(case) // 2 + 2048, "none": index + 2048}
-    dataset = subclass(case.override, product.cached)(
-        source,
-        memory[case.memory],
-        transform=TRANSFORMS[case.transform],
-        policy=case.policy,
-        verbose=case.verbose,
-    )
+    if case.augments == "none":
+        make: Any = subclass(case.override, product.cached)
+        options: Any = {"transform": TRANSFORMS[case.transform]}
+    else:
+        make, options = product.cached.until_random, {"steps": case.steps}
+    dataset = make(source, memory[case.memory], policy=case.policy, verbose=case.verbose, **options)
     try:
         if case.before == "read":
             dataset[0], dataset[1]

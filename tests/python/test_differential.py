@@ -17,6 +17,7 @@ import pytest
 import stocache
 import torch
 from differential import (
+    AUGMENTS,
     COLLATES,
     CONTENTS,
     FILES,
@@ -42,7 +43,12 @@ def cases(draw, **given) -> Case:
     source = one("source", *(s for s in SOURCES if workers or s != "opened by worker_init_fn"))
     init = one("worker_init", "none", "none", "draws") if workers else "none"
     top, override, transform = "none", "none", "none"
-    if source == "opened by worker_init_fn":
+    augments, steps = given.get("augments", "none"), 0
+    if augments == "any":
+        augments, steps = one("how", *AUGMENTS), draw(st.integers(0, 1), label="steps")
+        source = "Dataset"
+        top = one("top", "none", "none", *TOPS)
+    elif source == "opened by worker_init_fn":
         init = "opens"
     else:
         top = one("top", "none", "none", *TOPS)
@@ -63,6 +69,8 @@ def cases(draw, **given) -> Case:
         policy=one("policy", "freeze", "freeze", "lru"),
         verbose=one("verbose", False, True),
         transform=transform,
+        augments=augments,
+        steps=steps,
         override=override,
         top=top,
         sampler=sampler,
@@ -115,6 +123,13 @@ def compare(examples: int, seed: int, folder: Path, **given_) -> None:
 def test_a_script_sees_the_same_with_and_without_the_cache(tmp_path, seed, scale, loader, workers):
     cases = scale(40, 3000) if workers == 0 else scale(15, 1000)  # 10,000 with --long
     compare(cases, seed, tmp_path, loader=loader, workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parts(4)
+def test_a_script_sees_the_same_where_the_dataset_is_random_itself(tmp_path, seed, scale, workers):
+    cases = scale(120, 3000) if workers == 0 else scale(25, 700)
+    compare(cases, seed, tmp_path, augments="any", workers=workers)
 
 
 @pytest.fixture
@@ -206,6 +221,14 @@ class LosesMetadata(stocache.CachedDataset):
         return [self[idx] for idx in indices]
 
 
+class CutsBlindly(stocache.CachedDataset):
+    """Never makes a sample both ways."""
+
+    @classmethod
+    def until_random(cls, dataset, memory, **options):
+        return super().until_random(dataset, memory, probe=0, **options)
+
+
 class DrawsEveryEpoch(stocache.DataLoader):
     """As if workers were started anew in every epoch, though they persist."""
 
@@ -227,6 +250,7 @@ TWINS = {
     "loaded elsewhere": (LoadsAtTheStart, {"workers": 1, "source": "Dataset"}),
     "flipped bit": (FlipsABit, {}),
     "other type": (GivesLists, {}),
+    "cut blindly": (CutsBlindly, {"augments": "any"}),
     "lost metadata": (LosesMetadata, {"content": "scans"}),
     "seed drawn every epoch": (DrawsEveryEpoch, {"workers": 1}),
     "other order": (AnotherOrder, {}),

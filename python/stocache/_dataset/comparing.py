@@ -9,15 +9,18 @@ import torch
 
 from stocache import _C
 from stocache._compare import same, same_as_stored
+from stocache._dataset.until_random import Uncut
 from stocache._torch.generators import random_numbers_kept
 
-SAME, STALE, RANDOM, UNKNOWN = "same", "stale", "random", "unknown"
+SAME, STALE, RANDOM, UNKNOWN, UNCUT = "same", "stale", "random", "unknown", "uncut"
 
 
 def compare(records: _C.Records, dataset: Any, index: int, allow_pickle: bool) -> str:
     """Loads the sample and compares it with the cached one. If they differ it is loaded once more:
     a dataset that gives another sample every time is not stale."""
     sample = dataset[index]
+    if type(sample) is Uncut:  # there is nothing to be compared
+        return UNCUT
     equal = same_as_stored(records, index, sample, allow_pickle)
     if equal is None:
         return UNKNOWN

@@ -9,10 +9,10 @@ from typing import Any
 from stocache import _C
 
 
-def as_stored(sample: Any) -> Any:
+def as_stored(sample: Any, allow_pickle: bool = False) -> Any:
     """A copy, as the cache gives it back; what it does not store, itself."""
     with contextlib.suppress(Exception):
-        return _C.codec_decode(*_C.codec_encode(sample))
+        return _C.codec_decode(*_C.codec_encode(sample, allow_pickle), allow_pickle)
     return sample
 
 

@@ -17,9 +17,9 @@ from torch.utils.data import default_collate
 
 from stocache import _C
 from stocache._compare import same
-from stocache._dataset import telling, together
+from stocache._dataset import telling, together, until_random
 from stocache._dataset.augmenting import Fusing, Passes
-from stocache._dataset.comparing import RANDOM, SAME, STALE, Countdown, compare
+from stocache._dataset.comparing import RANDOM, SAME, STALE, UNCUT, Countdown, compare
 from stocache._dataset.copying import as_stored, copy_of
 from stocache._dataset.doubts import Doubts
 from stocache._dataset.stats import CachedDatasetStats, ClusterStats, DiskStats
@@ -116,7 +116,7 @@ class Samples:
         self._uncompared = Countdown(probe) if probe else None
         # Counted down when the cached samples are found to be others than the dataset's, or become
         # so in a new epoch; only where that can be.
-        may_differ = probe or hasattr(source, "set_epoch")
+        may_differ = probe or hasattr(source, "set_epoch") or until_random.is_cut(source)
         self._until_others = Countdown(1) if may_differ else None
 
     @property
@@ -567,6 +567,8 @@ class Samples:
                 raise
             self.records.note_unsupported()
             telling.of_unsupported(self.records, index, error)
+            if until_random.is_never_cut(sample):
+                self._use_no_more()
         else:
             if outcome is _C.Put.TOO_LARGE:
                 telling.of_size(self.records, index)
@@ -608,6 +610,11 @@ class Samples:
         """Whether samples are still those that are cached: nobody found others, and no new epoch
         has made others."""
         return self._until_others is None or self._until_others.left > 0
+
+    def _use_no_more(self) -> None:
+        """From here on samples come from the dataset alone, in all processes that have this one."""
+        if self._until_others is not None and self._until_others.left:
+            self._until_others.count()
 
     def _may_use(self, places: Sequence[int]) -> bool:
         """The same, after a look at the first of them where that is still to be done."""
@@ -662,11 +669,14 @@ class Samples:
             outcome = SAME
             with contextlib.suppress(Exception):  # what cannot be loaded now was cached in time
                 outcome = compare(self.records, self.source, place, self.allow_pickle)
+            if outcome == UNCUT:  # here; or it was cut wrongly
+                telling.of_unsupported(self.records, place, until_random.why_not(self.source))
+                self._use_no_more()
+                return
             if outcome == STALE and self._named:
                 raise telling.stale(self.records, place)
             if outcome == STALE:  # nobody asked for this sharing, so that it must not end a run
-                assert self._until_others is not None
-                self._until_others.count()
+                self._use_no_more()
                 folder = folder_of(self.records)
                 if folder is None:
                     telling.of_other_rank(place)
@@ -717,11 +727,17 @@ class Samples:
 
     # Transforms
 
-    def transformed(self, transform: Callable[[Any], Any], samples: Iterable[Any]) -> list[Any]:
+    def transformed(
+        self, transform: Callable[[Any], Any], samples: Iterable[Any], indices: Iterable[Any]
+    ) -> list[Any]:
         """These samples as a function of the program's makes them."""
         began = time.perf_counter()
         # Not by map(), which a StopIteration of the transform would end without a word.
-        made = [transform(sample) for sample in samples]
+        if isinstance(transform, until_random.Rest):
+            pairs = zip(samples, indices, strict=True)
+            made = [transform(sample, index) for sample, index in pairs]
+        else:
+            made = [transform(sample) for sample in samples]
         self._note_transforms(transform, len(made), time.perf_counter() - began)
         return made
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+
+from stocache._sharing.natives import slots_of
 
 # So many objects are looked at for generators, and so many items of a list: the attributes of a
 # dataset may be millions of file names.
@@ -20,6 +24,12 @@ _ITEMS = 64
 # What most attributes are, and no generator is: to ask torch of each takes long.
 _ATOMS = frozenset((bool, int, float, str, bytes, type(None), range))
 _PLAIN = _ATOMS | {list, tuple, dict}
+
+_slots: WeakKeyDictionary[type, tuple[Any, ...]] = WeakKeyDictionary()
+
+# Nobody else's seed; what programs draw from has these states then, without numpy and with.
+_SECRET = int.from_bytes(os.urandom(4), "little")
+_apart: dict[bool, list[Any]] = {}
 
 
 def is_generator(value: Any) -> bool:
@@ -66,25 +76,54 @@ def set_state(generator: Any, state: Any) -> None:
 def generators_of(value: Any) -> list[Any]:
     """The generators that belong to an object: in its attributes, and in what these hold. Nothing
     of it is called."""
-    found: list[Any] = []
+    return [each for each in objects_of(value) if is_generator(each)]
+
+
+def objects_of(value: Any, without: Any = None) -> list[Any]:
+    """What belongs to an object, and the object itself: in attributes, slots, items of lists and
+    dicts, what a method is of and what a function encloses; ``without`` what is found by way of
+    that alone."""
     met: dict[int, Any] = {}
     waiting = [value]
     while waiting and len(met) < _OBJECTS:
         each = waiting.pop()
-        if id(each) in met or type(each) in _ATOMS:
+        if id(each) in met or type(each) in _ATOMS or each is without:
             continue
         met[id(each)] = each
         kind = type(each)
         if is_generator(each):
-            found.append(each)
-        elif kind in (list, tuple):
+            continue
+        if kind in (list, tuple):
             waiting += each[:_ITEMS]
         elif kind is dict:
             waiting += islice(each.values(), _ITEMS)
-        elif kind.__dictoffset__ and not issubclass(kind, (type, torch.Tensor, ModuleType)):
+        elif kind is MethodType:
+            waiting.append(each.__self__)
+        elif kind is FunctionType:
+            waiting += [cell.cell_contents for cell in each.__closure__ or () if is_set(cell)]
+        elif not issubclass(kind, (type, torch.Tensor, ModuleType)):
             with contextlib.suppress(Exception):  # it does not want to be looked at
-                waiting += islice(vars(each).values(), _ITEMS)
+                waiting += [slot.__get__(each) for slot in slots_in(kind) if is_set(slot, each)]
+                if kind.__dictoffset__:
+                    waiting += islice(vars(each).values(), _ITEMS)
+    return list(met.values())
+
+
+def slots_in(kind: type) -> tuple[Any, ...]:
+    """Where objects of a class keep what has a slot."""
+    found = _slots.get(kind)
+    if found is None:
+        found = _slots[kind] = tuple(slots_of(kind).values())
     return found
+
+
+def is_set(slot: Any, owner: Any = None) -> bool:
+    """Whether a slot of an object, or the cell of a closure, holds anything."""
+    try:
+        _ = slot.cell_contents if owner is None else slot.__get__(owner)
+    except (AttributeError, ValueError):
+        return False
+    return True
 
 
 def states(generators: list[Any]) -> list[Any]:
@@ -118,6 +157,30 @@ def set_states(generators: list[Any], before: list[Any]) -> None:
         sys.modules["numpy.random"].set_state(before[2])
     for generator, state in zip(generators, before[3:], strict=True):
         set_state(generator, state)
+
+
+def set_apart(generators: list[Any]) -> list[Any]:
+    """Gives the generators of the program, and these, states that nobody else gives them, and which
+    are returned. Who draws from them then, or seeds them, is seen: also who gives them the states
+    that they had."""
+    numpy = sys.modules.get("numpy.random")
+    random.seed(_SECRET)
+    torch.default_generator.manual_seed(_SECRET)
+    if numpy is not None:
+        numpy.seed(_SECRET)
+    for generator in generators:
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(_SECRET)
+        elif isinstance(generator, random.Random):
+            random.Random.seed(generator, _SECRET)
+        elif hasattr(generator, "bit_generator"):
+            bits = generator.bit_generator
+            bits.state = type(bits)(_SECRET).state
+        else:
+            generator.seed(_SECRET)
+    if (numpy is not None) not in _apart:  # asking takes longer than all the rest
+        _apart[numpy is not None] = states([])
+    return [*_apart[numpy is not None], *map(state_of, generators)]
 
 
 def have_moved(before: list[Any], after: list[Any]) -> bool:
