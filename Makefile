@@ -28,7 +28,7 @@ PYTEST_JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 PYTEST := -m pytest -q -n $(PYTEST_JOBS) --dist worksteal -p no:cacheprovider
 
 .PHONY: help demo demo-cpp test test-long rust-tests redis test-rust test-python test-ecosystem test-wheel \
-        test-torch test-torch-all test-tch lint lint-rust lint-python lint-cpp format bench bench-peers bench-ffcv bench-core build wheel clean
+        test-torch test-torch-all test-tch lint lint-rust lint-python lint-cpp format bench bench-peers bench-ffcv bench-ecosystem bench-core build wheel clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -143,6 +143,9 @@ bench-ffcv: build $(FFCV)/.installed ## stocache.DataLoader beside FFCV, which g
 	$(FFCV)/bin/python benches/python/cached_dataset.py --only loader --with-ffcv || missed=1; \
 	$(FFCV)/bin/python benches/python/augmentation.py --only resized --with-ffcv || missed=1; \
 	exit $$missed
+
+bench-ecosystem: build $(ECOSYSTEM)/.installed ## Samples of torchvision and MONAI beside plain tensors
+	$(ECOSYSTEM)/bin/python benches/python/cached_dataset.py --only subclass
 
 bench-core: ## Criterion benches of the core alone
 	cargo bench --bench slots --bench records --bench augment --bench checksums

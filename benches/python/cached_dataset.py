@@ -147,9 +147,11 @@ def cached(dataset: Dataset[Any], sample_bytes: int, warm: bool = True) -> Itera
         made.close()
 
 
-def stock_loader(dataset: Dataset[Any], plain: bool = False, **batches: Any) -> DataLoader[Any]:
+def stock_loader(
+    dataset: Dataset[Any], plain: bool = False, collate_fn: Any = None, **batches: Any
+) -> DataLoader[Any]:
     """torch's own loader, over the view of batches where there is a CachedDataset; ``plain`` over
-    the dataset itself, sample by sample."""
+    the dataset itself, sample by sample if its ``collate_fn`` is not ours."""
     options: dict[str, Any] = batches or {"batch_size": BATCH, "shuffle": True}
     if isinstance(dataset, CachedDataset) and not plain:
         order = options.get("batch_sampler") or BatchSampler(RandomSampler(dataset), BATCH, False)
@@ -158,6 +160,7 @@ def stock_loader(dataset: Dataset[Any], plain: bool = False, **batches: Any) -> 
     return DataLoader(
         dataset,
         **options,
+        collate_fn=collate_fn,
         num_workers=WORKERS,
         persistent_workers=True,  # the starting of workers is not what is compared
     )
@@ -236,6 +239,7 @@ def stock_epochs(table: Table, progress: tqdm[None], rounds: int) -> None:
         with cached(InMemory(values), size.bytes) as ours:
             loaders = {
                 "ours": stock_loader(ours),
+                "collate": stock_loader(ours, plain=True, collate_fn=stocache.collate),
                 "plain": stock_loader(ours, plain=True),
                 "theirs": stock_loader(InStocaching(values)),
             }
@@ -266,6 +270,15 @@ def stock_epochs(table: Table, progress: tqdm[None], rounds: int) -> None:
             "ours, read",
             size.samples,
             reading,
+        )
+        at_least(
+            table,
+            f"{what}, the dataset and collate_fn=stocache.collate / stocaching",
+            times,
+            "theirs",
+            "collate",
+            size.samples,
+            alone,
         )
         ratio = times.ratio("theirs", "plain")
         words = f"{ratio:.1f} x  ({speed(times, 'plain', size.samples)}/s)"

@@ -30,6 +30,7 @@ def main() -> None:
     dataset = CachedDataset(Slow(), "16MiB", verbose=False)
     model = torch.nn.Linear(8, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    # Whatever `prepare` makes of it, batches are gathered natively.
     loader = DataLoader(dataset, 8, shuffle=True, collate_fn=stocache.collate)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 

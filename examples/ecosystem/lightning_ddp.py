@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 import lightning
+import stocache
 import torch
 from stocache import CachedDataset
 from torch.utils.data import DataLoader, Dataset
@@ -31,7 +32,10 @@ class Data(lightning.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         # Lightning makes it anew with a DistributedSampler for each rank.
-        return DataLoader(self.dataset, 8, shuffle=True, num_workers=1, persistent_workers=True)
+        return DataLoader(
+            self.dataset, 8, shuffle=True, num_workers=1, persistent_workers=True,
+            collate_fn=stocache.collate,
+        )  # fmt: skip
 
 
 class Model(lightning.LightningModule):

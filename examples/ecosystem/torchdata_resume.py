@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import stocache
 import torch
 from stocache import CachedDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 def make_loader(dataset: Any) -> Any:
-    return StatefulDataLoader(dataset, 4, shuffle=True, num_workers=1)
+    # With stocache.collate its batches are gathered natively.
+    return StatefulDataLoader(dataset, 4, shuffle=True, num_workers=1, collate_fn=stocache.collate)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from stocache._cluster import options as clusters
 from stocache._dataset import attributes, images, splitting, telling
 from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.augmenting import Fusing, Numbering, fusing, number_of
-from stocache._dataset.batches import Batches, Loads
+from stocache._dataset.batches import Batches, Collated, Loads, collate
 from stocache._dataset.comparing import RANDOM, SAME, STALE, UNCUT, UNKNOWN, compare
 from stocache._dataset.samples import Records, Samples
 from stocache._dataset.stats import CachedDatasetStats
@@ -22,6 +22,7 @@ from stocache._sharing.change import check_on_change
 from stocache._sharing.dataset import open_records
 from stocache._sharing.disk import checked, folder_of
 from stocache._sharing.job import caller_of
+from stocache._torch.fetching import goes_to
 from stocache.augment import Pipeline
 from stocache.sizes import huge_pages_word, show_bytes
 
@@ -250,6 +251,8 @@ class CachedDataset(Dataset[Sample]):
         """The samples of a batch; misses are loaded together. A DataLoader calls this."""
         if attributes.defines_items_anew(type(self)):
             return [self[index] for index in indices]
+        if goes_to(collate):
+            return Collated(self.batches[indices])
         transform = vars(self)["transform"]
         if transform is None:
             return self._stocache.get_many(indices, whole=True)

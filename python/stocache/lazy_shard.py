@@ -18,7 +18,7 @@ from stocache import _C
 from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.attributes import check_forwarded, defines_items_anew, set_on_dataset
 from stocache._dataset.augmenting import Numbering
-from stocache._dataset.batches import Loads
+from stocache._dataset.batches import Collated, Loads, collate
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharding.shard import Deal, Shard, Visits, chunk_of, rows_of, shard_of
 from stocache._sharding.shares import Report, Share, Terms, check_agreement, share_of
@@ -27,6 +27,7 @@ from stocache._sharing.disk import Keys, free_on_disk
 from stocache._sharing.fingerprint import fingerprint as look_at
 from stocache._sharing.launcher import find_job
 from stocache._sharing.ranks import whole
+from stocache._torch.fetching import goes_to
 from stocache.bilevel import Counter, Level
 from stocache.cached_dataset import CachedDataset
 from stocache.planner import SECONDS, Plan, measured, say
@@ -216,6 +217,8 @@ class LazyShardDataset(Dataset[Any]):
         """The samples of a batch. A DataLoader calls this."""
         if defines_items_anew(type(self)):
             return [self[index] for index in indices]
+        if goes_to(collate):
+            return Collated(self._stocache.store.batches[self._positions(indices)])
         return self._stocache.store.__getitems__(self._positions(indices))
 
     def _inside(self, index: Any) -> int:

@@ -1,4 +1,4 @@
-"""Batches without a detour: collate and DataLoader for a CachedDataset."""
+"""Batches without a detour: a DataLoader for a CachedDataset."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from stocache._dataset.augmenting import numbered
+from stocache._dataset.batches import collate
 from stocache._loading.gatherer import Gatherer
 from stocache._loading.sources import Source, source_of
 from stocache._loading.views import WholeBatches
 from stocache._torch import batch_transform as transforms
 from stocache._torch import compat
 from stocache._torch.batch_transform import BatchTransform
-
-
-def collate(samples: Any) -> Any:
-    """As default_collate. A ``stocache.DataLoader`` that has it gathers batches natively."""
-    return default_collate(samples)
 
 
 class DataLoader(compat.Loader):

@@ -13,6 +13,8 @@ import pytest
 import stocache
 import torch
 from sources import Fixed
+from stocache import _C
+from stocache._dataset import samples as module
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ecosystem"
@@ -41,13 +43,80 @@ def test_ranks_of_accelerate_share_one_cache(tmp_path):
     assert SHARED.search(run(*launch, EXAMPLES / "accelerate_loop.py", folder=tmp_path))
 
 
+@pytest.fixture
+def native(monkeypatch):
+    """The batches that this process gathered natively."""
+    found, finished = [], module.finished
+
+    def noted(*arguments):
+        batch = finished(*arguments)
+        if batch is not _C.MISS:
+            found.append(batch)
+        return batch
+
+    monkeypatch.setattr(module, "finished", noted)
+    return found
+
+
+def collating(dataset, *arguments, **options):
+    """A loader of torch's whose batches are gathered natively."""
+    return DataLoader(dataset, *arguments, collate_fn=stocache.collate, **options)
+
+
+def test_what_tools_make_of_a_loader_of_torchs_stays_native(cached, native, tmp_path):
+    import lightning
+    from accelerate import Accelerator
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    samples = [{"x": torch.full((4,), float(i)), "y": i} for i in range(16)]
+    seen = []
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch, _index):
+            seen.append({name: value.tolist() for name, value in batch.items()})
+            return self.layer(batch["x"]).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    def accelerated(source, **options):
+        loader = DataLoader(source, 4, shuffle=True, **options)
+        for batch in Accelerator(cpu=True).prepare(loader):
+            seen.append({name: value.tolist() for name, value in batch.items()})
+
+    def stateful(source, **options):
+        for batch in StatefulDataLoader(source, 4, shuffle=True, **options):
+            seen.append({name: value.tolist() for name, value in batch.items()})
+
+    def trained(source, **options):
+        trainer = lightning.Trainer(
+            accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        trainer.fit(Model(), DataLoader(source, 4, shuffle=True, **options))
+
+    dataset = cached(Fixed(samples))
+    for use in (accelerated, stateful, trained):
+        for source, options in ((samples, {}), (dataset, {"collate_fn": stocache.collate})):
+            torch.manual_seed(3)
+            before = len(native)
+            use(source, **options)
+            assert len(native) - before == (4 if source is dataset else 0)
+        assert len(seen) == 8 and seen[:4] == seen[4:]
+        seen.clear()
+
+
 def test_lightning_makes_loaders_anew_and_keeps_the_cache(cached):
     """With a sampler of its own, and of our loader too, though it is a subclass."""
     from lightning.pytorch.utilities import data as lightning_data
 
     samples = [torch.full((4,), i) for i in range(16)]
     dataset = cached(Fixed(samples))
-    for kind in (DataLoader, stocache.DataLoader):
+    for kind in (DataLoader, stocache.DataLoader, collating):
         loader = kind(dataset, 4, shuffle=True)
         sampler = DistributedSampler(dataset, 2, 0, seed=1)
         again = lightning_data._update_dataloader(loader, sampler)
@@ -58,7 +127,7 @@ def test_lightning_makes_loaders_anew_and_keeps_the_cache(cached):
     assert dataset.stats().loads == 8
 
 
-@pytest.mark.parametrize("kind", [DataLoader, stocache.DataLoader])
+@pytest.mark.parametrize("kind", [DataLoader, stocache.DataLoader, collating])
 def test_prepare_of_accelerate_gives_the_same_batches(cached, kind):
     from accelerate import Accelerator
 
@@ -74,7 +143,8 @@ def test_prepare_of_accelerate_gives_the_same_batches(cached, kind):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_torchdata_goes_on_in_mid_epoch(cached, workers):
+@pytest.mark.parametrize("options", [{}, {"collate_fn": stocache.collate}])
+def test_torchdata_goes_on_in_mid_epoch(cached, workers, options):
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     samples = [torch.full((4,), i) for i in range(32)]
@@ -82,11 +152,11 @@ def test_torchdata_goes_on_in_mid_epoch(cached, workers):
     for source in (Fixed(samples), cached(Fixed(samples))):
         for _ in range(2):
             torch.manual_seed(2)
-            loader = StatefulDataLoader(source, 4, shuffle=True, num_workers=workers)
+            loader = StatefulDataLoader(source, 4, shuffle=True, num_workers=workers, **options)
             iterator = iter(loader)
             first = [next(iterator) for _ in range(3)]
             state = loader.state_dict()
-            again = StatefulDataLoader(source, 4, shuffle=True, num_workers=workers)
+            again = StatefulDataLoader(source, 4, shuffle=True, num_workers=workers, **options)
             again.load_state_dict(state)
             rest = list(again)
             assert len(rest) == 5 and all(map(torch.equal, rest, iterator))

@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
+
+
+class Collated:
+    """A batch in the place of its samples, on the way to ``collate``."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+
+def collate(samples: Any) -> Any:
+    """As default_collate. A DataLoader that has it, torch's or one that is made of torch's, gets
+    batches of a CachedDataset that were gathered natively: ``collate_fn=stocache.collate``."""
+    return samples.batch if type(samples) is Collated else default_collate(samples)
 
 
 class View(Dataset[Any]):
