@@ -8,6 +8,7 @@ from stocache import _load
 _load.load()
 
 from stocache._C import UnsupportedSample  # noqa: E402
+from stocache._dataset.batches import collate  # noqa: E402
 from stocache._dataset.stats import CachedDatasetStats, ClusterStats, DiskStats  # noqa: E402
 from stocache._torch.ops import handle  # noqa: E402
 from stocache._types.registry import register_type  # noqa: E402
@@ -18,7 +19,7 @@ from stocache.cached_dataset import CachedDataset  # noqa: E402
 from stocache.cpp import cmake_prefix_path, include_path  # noqa: E402
 from stocache.file_cache import DataCache, FileCache, FileCacheStats  # noqa: E402
 from stocache.lazy_shard import LazyShardDataset  # noqa: E402
-from stocache.loader import DataLoader, collate  # noqa: E402
+from stocache.loader import DataLoader  # noqa: E402
 from stocache.local_store import LocalStore  # noqa: E402
 from stocache.node import get_shm_size, sweep  # noqa: E402
 from stocache.planner import Plan, plan  # noqa: E402

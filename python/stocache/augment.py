@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from stocache import _C
-from stocache._augment import translating
-from stocache._augment.following import Follower, follows
+from stocache._augment import ruling, translating
+from stocache._augment.following import Follower, follows, is_of_places
 from stocache._torch.subclasses import parts_of_tree
 
 _MASK = (1 << 64) - 1
@@ -57,18 +57,20 @@ def fuse(
         )
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise TypeError(f"seed is {seed!r}; an int or None is needed")
-    steps, takes = translating.steps_by_kind(transform)
+    steps, kinds = translating.steps_by_kind(transform)
+    plan = ruling.plan_of(transform)
     description = {
         "steps": steps,
-        "takes": takes,
+        "takes": [kind for kind in kinds if not (plan and ruling.refusal(plan, (kind,), [0]))],
+        **ruling.in_short(plan),
         "dtype": None if dtype is None else translating.dtype_name(dtype, "dtype"),
         "channels_last": memory_format == torch.channels_last,
     }
-    beside = translating.dtypes_beside(transform)
     shown = translating.shown(transform)
     made_of = translating.results_in(transform)
-    plain_beside, alone = translating.made_plain(transform)
-    return Pipeline(json.dumps(description), made_of, shown, beside, seed, plain_beside, alone)
+    return Pipeline(
+        json.dumps(description), made_of, shown, translating.beside(transform), seed, plan
+    )
 
 
 class Pipeline:
@@ -81,8 +83,8 @@ class Pipeline:
     """
 
     def __init__(
-        self, description: str, made_of: str, shown: list[str], beside: dict[Any, Any],
-        seed: int | None, plain_beside: bool, alone: str | None,
+        self, description: str, made_of: str, shown: list[str], beside: translating.Beside,
+        seed: int | None, plan: ruling.Plan | None,
     ) -> None:  # fmt: skip
         self.native = _C.Pipeline(description)
         self._description = description
@@ -90,8 +92,8 @@ class Pipeline:
         self._made_of = made_of
         self._shown = shown
         self._beside = beside
-        self._plain_beside = plain_beside  # masks and boxes become plain tensors
-        self._alone = alone  # a step that they do not follow any more
+        self._plan = plan
+        self._refusals: dict[Any, str | None] = {}
         self.seed = seed
         # Of who sent this object, and to which process.
         self._sent_seed, self._sent_to = 0, 0
@@ -111,6 +113,9 @@ class Pipeline:
                 f"{_of(index)}the sample, a {type(sample).__name__}, has no image, tensor or array "
                 "in it that could be augmented"
             )
+        why_not = self._refusal(parts, places)
+        if why_not is not None:
+            raise TypeError(f"{_of(index)}{why_not}")
         batches = [_is_batch(parts[place]) for place in places]
         if any(batches):
             return made_of(self._batch(parts, places, batches, seed, epoch, index))
@@ -187,17 +192,25 @@ class Pipeline:
             made = self.native.apply(numbers[0], numbers[1], index, data[None], form, 1)[0]
             parts[place] = self._wrapped(made, parts[place])
         if beside:
-            if self._alone is not None:
-                raise TypeError(
-                    f"ToPureTensor comes before {self._alone}, which masks and boxes do not follow "
-                    "as plain tensors: put it last"
-                )
             data, form = taken[0]
-            follower = Follower(self._parameters(data, form, numbers), self._beside)
+            follower = Follower(self._parameters(data, form, numbers), self._beside.dtypes)
             for place in beside:
                 followed = follower(parts[place])
-                parts[place] = _plain(followed) if self._plain_beside else followed
+                parts[place] = _plain(followed) if self._beside.plain else followed
         return parts
+
+    def _refusal(self, parts: list[Any], places: list[int]) -> str | None:
+        """Why torchvision would do something else to these parts; None: it would not."""
+        kinds = ruling.kinds_of(parts)
+        if kinds not in self._refusals:
+            why_not = ruling.refusal(self._plan, kinds, places) if self._plan else None
+            if "follower" in kinds:
+                why_not = self._beside.refused or why_not
+            self._refusals[kinds] = why_not
+        why_not = self._refusals[kinds]
+        if why_not is None and self._beside.boxes_refused and any(map(is_of_places, parts)):
+            return self._beside.boxes_refused
+        return why_not
 
     def _taken(self, image: Any) -> tuple[torch.Tensor, int]:
         """Its values, and what it is, if these steps are for such images."""
@@ -267,7 +280,7 @@ class Pipeline:
         return hash(self._identity()[:3])
 
     def _identity(self) -> tuple[Any, ...]:
-        return self._description, self.seed, self._made_of, self._plain_beside, self._beside
+        return self._description, self.seed, self._made_of, self._beside, self._plan
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))

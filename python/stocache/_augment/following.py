@@ -22,6 +22,11 @@ def follows(part: Any) -> bool:
     return vision is not None and isinstance(part, _kinds(vision))
 
 
+def is_of_places(part: Any) -> bool:
+    """Whether it is numbers of places, as boxes are and masks are not."""
+    return follows(part) and type(part).__name__ != "Mask"
+
+
 def _kinds(vision: Any) -> tuple[type, ...]:
     names = ("Mask", "BoundingBoxes", "KeyPoints")
     return tuple(getattr(vision, name) for name in names if hasattr(vision, name))

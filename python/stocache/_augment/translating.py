@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -107,34 +107,53 @@ def results_in(transform: Any) -> str:
     return found
 
 
-def made_plain(transform: Any) -> tuple[bool, str | None]:
-    """Whether masks and boxes become plain tensors, and the name of a step after that which changes
-    where things are: torchvision does it to the first tensor alone."""
-    pure = False
-    for step in _each(transform):
+class Beside(NamedTuple):
+    """What becomes of masks, boxes and points."""
+
+    plain: bool
+    """They become plain tensors."""
+    dtypes: dict[Any, Any]
+    """What ToDtype gives them, by their types."""
+    refused: str | None
+    """Why they cannot be beside an image; None if they can."""
+    boxes_refused: str | None
+    """The same of those that are numbers of places."""
+
+
+def beside(transform: Any) -> Beside:
+    """torchvision does its steps to them in turn; here the dtype comes last."""
+    plain, dtypes, found = False, 0, Beside(False, {}, None, None)
+    for step, always in _each_and_whether(transform):
         name = type(step).__name__
-        if pure and name in _GEOMETRIC:
-            return True, name
-        pure |= name == "ToPureTensor"
-    return pure, None
-
-
-def dtypes_beside(transform: Any) -> dict[Any, Any]:
-    """The dtypes that ToDtype gives what is no image, by its type."""
-    found: dict[Any, Any] = {}
-    for step in _each(transform):
-        if type(step).__name__ == "ToDtype" and isinstance(step.dtype, dict):
-            found.update(step.dtype)
-    return found
+        if plain and name in _GEOMETRIC:
+            found = found._replace(
+                refused=f"ToPureTensor comes before {name}, which masks and boxes do not follow as "
+                "plain tensors: put it last"
+            )
+        elif dtypes and name in _GEOMETRIC:
+            found = found._replace(
+                boxes_refused=f"ToDtype comes before {name}, which is done to boxes of that dtype "
+                "then: put it after what moves things"
+            )
+        plain |= name == "ToPureTensor"
+        if name == "ToDtype" and isinstance(step.dtype, dict) and not plain:
+            dtypes += 1
+            found = found._replace(dtypes=step.dtype)
+            if dtypes > 1 or not always:
+                found = found._replace(
+                    refused="ToDtype gives masks and boxes a dtype "
+                    f"{'twice' if always else 'now and then'}: say it once, for all samples"
+                )
+    return found._replace(plain=plain)
 
 
 def shown(transform: Any, indent: str = "  ") -> list[str]:
     """The steps as people read them."""
     lines = []
-    members = _members(transform)
+    members = members_of(transform)
     for step in [transform] if members is None else members:
         name = type(step).__name__
-        inner = _members(step)
+        inner = members_of(step)
         if inner is None:
             lines.append(f"{indent}{step!r}")
         elif name in ("Compose", "Sequential", "list", "tuple"):
@@ -147,13 +166,20 @@ def shown(transform: Any, indent: str = "  ") -> list[str]:
 
 
 def _each(transform: Any) -> list[Any]:
-    members = _members(transform)
+    return [step for step, _ in _each_and_whether(transform)]
+
+
+def _each_and_whether(transform: Any, always: bool = True) -> list[tuple[Any, bool]]:
+    """Its steps, and whether they are done to all samples."""
+    members = members_of(transform)
     if members is None:
-        return [transform]
-    return [step for member in members for step in _each(member)]
+        return [(transform, always)]
+    always &= type(transform).__name__ not in ("RandomApply", "RandomChoice")
+    return [step for member in members for step in _each_and_whether(member, always)]
 
 
-def _members(transform: Any) -> list[Any] | None:
+def members_of(transform: Any) -> list[Any] | None:
+    """The steps of what consists of others."""
     if isinstance(transform, (list, tuple)):
         return list(transform)
     if isinstance(transform, (torch.nn.Sequential, torch.nn.ModuleList)):
@@ -167,7 +193,8 @@ def _is_of_torchvision(transform: Any) -> bool:
     return type(transform).__module__.startswith(_TORCHVISION)
 
 
-def _is_first_version(transform: Any) -> bool:
+def is_first_version(transform: Any) -> bool:
+    """Whether it is none of v2."""
     return not type(transform).__module__.startswith(f"{_TORCHVISION}.v2")
 
 
@@ -259,7 +286,7 @@ def _range(name: str, values: Sequence[float]) -> list[float]:
 def _random_crop(t: Any, kind: Kind) -> Step:
     fill, mask_fill = _fill(t, kind)
     padding = t.padding
-    if padding is not None and _is_first_version(t):
+    if padding is not None and is_first_version(t):
         padding = _padding(padding)
     elif padding is not None:  # v2 has it as torch's pad takes it
         left, right, top, bottom = padding
@@ -355,7 +382,7 @@ def _chance(t: Any, _: Kind) -> Step:
 
 
 def _first_version(t: Any, _: Kind) -> Step:
-    return {"v1": _is_first_version(t)}
+    return {"v1": is_first_version(t)}
 
 
 def _means(t: Any, _: Kind) -> Step:

@@ -29,6 +29,13 @@ impl Pipeline {
         self.description.takes.contains(&holder)
     }
 
+    /// Whether torchvision does all steps to the same parts of samples with so many images, with a plain
+    /// tensor before the first, with an array that is none. In doubt it does not.
+    pub fn is_of_same(&self, images: usize, tensor_before: bool, array_beside: bool) -> bool {
+        let Description { arrays, first, .. } = self.description;
+        !(arrays && array_beside) && !(first && (images > 1 || tensor_before))
+    }
+
     /// What an image of this kind becomes; an error if that is not one size and type for all rows.
     pub fn output(&self, image: &Shape) -> Result<Output> {
         let state = output_of(&self.description.steps, State::of(image)?)?;

@@ -126,6 +126,12 @@ pub(super) struct Description {
     /// Of which images this is true.
     #[serde(default = "Holder::all")]
     pub takes: Vec<Holder>,
+    /// Arrays beside an image would become images as well.
+    #[serde(default)]
+    pub arrays: bool,
+    /// Of several plain tensors the first would go on alone.
+    #[serde(default)]
+    pub first: bool,
     /// The type of what comes out, if the steps' own is another.
     pub dtype: Option<DType>,
     pub channels_last: bool,

@@ -75,8 +75,20 @@ impl std::fmt::Debug for Images {
 impl Images {
     /// `None` if there is none in such samples, or one that is for somebody else.
     pub(super) fn of(schema: &Schema, fused: &Fused) -> Option<Self> {
-        let (parts, holders): (Vec<_>, Vec<_>) = parts_of(schema)?.into_iter().unzip();
+        let (parts, holders): (Vec<Part>, Vec<_>) = parts_of(schema)?.into_iter().unzip();
         if !holders.into_iter().all(|holder| fused.pipeline.takes(holder)) {
+            return None;
+        }
+        let is_other = |at: &usize| parts.iter().all(|part| part.node != *at);
+        let others = |kind| {
+            let nodes = schema.nodes.iter().enumerate();
+            let of_kind = nodes.filter(move |(_, node)| node.kind == kind && !node.apart);
+            of_kind.map(|(at, _)| at).filter(is_other)
+        };
+        // What is inside an object stands for it.
+        let tensor_before = others(Kind::Tensor).any(|at| at < parts[0].node);
+        let array_beside = others(Kind::Array).next().is_some();
+        if !fused.pipeline.is_of_same(parts.len(), tensor_before, array_beside) {
             return None;
         }
         Some(Self {
