@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import os
+import pickle
 import subprocess
 import sys
 
@@ -14,6 +16,7 @@ import pytest
 import stocache
 from checks import back
 from stocache import _C, UnsupportedSample
+from stocache._types import tables
 
 FRAMES = {
     "numbers": pd.DataFrame({"a": [1, 2, 3], "b": [0.5, np.nan, -0.0]}),
@@ -211,6 +214,33 @@ def test_what_cannot_be_given_back_is_not_stored():
 
 # Stores both values, though one is the fill value.
 FULL = pd.arrays.SparseArray([1, 2], fill_value=0).sp_index
+
+
+class Marks:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_column_that_pyarrow_would_unpickle_is_not_opened(tmp_path):
+    """As versions up to 14.0.0 do, wherever they meet one."""
+    marker = tmp_path / "unpickled"
+    field = pyarrow.field("", pyarrow.int8(), metadata={
+        "ARROW:extension:name": "arrow.py_extension_type",
+        "ARROW:extension:metadata": pickle.dumps(Marks(marker)),
+    })  # fmt: skip
+    stream = pyarrow.BufferOutputStream()
+    table = pyarrow.table([pyarrow.array([1, 2], pyarrow.int8())], pyarrow.schema([field]))
+    with pyarrow.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    octets = np.frombuffer(stream.getvalue(), "u1")
+    with pytest.raises(ValueError, match="stored as a pickle"):
+        tables._arrow_array(octets)
+    column = pd.array(table.column(0), dtype=pd.ArrowDtype(pyarrow.int8()))
+    assert tables._arrow_array(*tables._arrow_parts(column)).tolist() == [1, 2]
+    assert not marker.exists()
 
 
 def test_samples_that_are_not_stored_pass_by(cached):

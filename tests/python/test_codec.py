@@ -1354,6 +1354,22 @@ def fuzz(seed: int, count: int, planted: Path) -> tuple[int, int]:
     return good, bad
 
 
+@pytest.mark.skipif(np is None, reason="numpy is not installed")
+@pytest.mark.parametrize("code", [b"|O", b"=O", b"O\0"])
+def test_bytes_do_not_become_addresses(code):
+    """The type of an array is described in its record."""
+    for array in (
+        np.arange(4, dtype=np.dtype("i8", metadata={"unit": "m"})),
+        np.zeros(2, [("a", "i8"), ("b", np.dtype("i8", metadata={"n": 1}))]),
+    ):
+        schema, record = encode(array)
+        described = bytes(record)
+        assert b"=l" in described and np.array_equal(decode(schema, record), array)
+        planted = described.replace(b"=l", code)
+        with pytest.raises((ValueError, TypeError)):
+            decode(schema, planted)
+
+
 @pytest.mark.parts(3)
 def test_no_bytes_crash_it(in_child, seed, scale, tmp_path):
     planted = tmp_path / "planted"
@@ -1492,6 +1508,9 @@ def everything():
             np.float32(1),
             np.str_("a" * 600),
             np.array(["a"]),
+            np.arange(4, dtype=np.dtype("i8", metadata={"unit": "m"})),
+            np.array([(1, 0.5)], [("a", "i8"), ("b", np.dtype("f8", metadata={"n": 1}))]),
+            np.ma.array([1, 2], mask=[True, False]),
         ]
     if Image is not None:
         sample += [gradient("RGB"), gradient("P")]

@@ -44,7 +44,10 @@ def _typed_parts(array: Any) -> Any:
 
 
 def _typed(described: Any, shape: tuple[int, ...], octets: Any) -> Any:
-    return _numpy().ndarray(shape, _dtype(described), octets)
+    dtype = _dtype(described)
+    if dtype.hasobject or dtype.kind == "T":  # its bytes would be taken for addresses
+        raise ValueError(f"an array of {dtype} out of bytes")
+    return _numpy().ndarray(shape, dtype, octets)
 
 
 def _described(dtype: Any) -> Any:

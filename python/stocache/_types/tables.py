@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from stocache._types.arrays import joined, separated
@@ -242,6 +243,10 @@ def _texts(options: dict[str, Any], lengths: Any, together: str) -> Any:
     return pandas.array(separated(lengths, together, None), dtype=pandas.StringDtype(**options))
 
 
+# A type that pyarrow up to 14.0.0 unpickles where it meets it.
+_PICKLED = re.compile(rb"arrow\.py_extension_type")
+
+
 def _arrow_parts(values: Any) -> Any:
     pyarrow = _arrow()
     import numpy
@@ -250,10 +255,13 @@ def _arrow_parts(values: Any) -> Any:
     table = pyarrow.table({"": values.__arrow_array__()})
     with pyarrow.ipc.new_stream(stream, table.schema) as writer:
         writer.write_table(table)
-    return (numpy.frombuffer(stream.getvalue(), numpy.uint8),)
+    octets = numpy.frombuffer(stream.getvalue(), numpy.uint8)
+    return NotImplemented if _PICKLED.search(octets) else (octets,)
 
 
 def _arrow_array(octets: Any) -> Any:
+    if _PICKLED.search(octets):
+        raise ValueError("a column of a type that is stored as a pickle")
     with _arrow().ipc.open_stream(octets) as reader:
         table = reader.read_all()
     table.validate(full=True)  # or bytes that are damaged would be read past their end
