@@ -345,6 +345,19 @@ def test_jagged_tensors_of_the_same_rows_can_be_added():
         back(one) + back(jagged(3, 2))
 
 
+def test_jagged_tensors_are_added_only_where_their_rows_lie_alike():
+    """A sum is one of all that lies there, not of rows alone."""
+
+    def apart(*starts):
+        offsets, lengths = torch.tensor([*starts, 8]), torch.tensor([1, 2])
+        return torch.nested.nested_tensor_from_jagged(torch.arange(8.0), offsets, lengths)
+
+    one, same, other = back(apart(0, 3)), back(apart(0, 3)), back(apart(1, 3))
+    assert [row.tolist() for row in (one + same).unbind()] == [[0], [6, 8]]
+    with pytest.raises(RuntimeError):
+        one + other
+
+
 def test_lengths_that_nobody_uses_are_forgotten():
     from stocache._torch import subclasses
 

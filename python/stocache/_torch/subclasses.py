@@ -93,7 +93,7 @@ _OF_JAGGED = frozenset((
 def jagged_parts(value: Any) -> tuple[Any, ...]:
     """What ``torch.nested.nested_tensor_from_jagged`` is given to make it, and its attributes."""
     bounds = value._metadata_cache
-    _note_lengths(value)
+    _note_lengths(value, made_here=False)
     return (
         value.values(), value.offsets(), value.lengths(), value._ragged_idx,
         *(None if bounds.get(name) is None else int(bounds[name].shape[0])
@@ -113,19 +113,27 @@ def jagged(values: Any, offsets: Any, lengths: Any, dim: int, *bounds: Any) -> A
 
     torchs: Any = nested_tensor
     source = offsets if lengths is None else lengths
-    known = _lengths_in_use.get(_key_of(source))
+    known = _lengths_in_use.get(_key_of(offsets, lengths))
     if known is not None and torchs._tensor_symint_registry.get(source) is None:
         torchs._tensor_symint_registry[source] = torchs.get_tensor_symint(known)
     made = torch.nested.nested_tensor_from_jagged(values, offsets, lengths, dim, *bounds)
-    _note_lengths(made)
+    _note_lengths(made, made_here=True)
     return made
 
 
-def _note_lengths(value: Any) -> None:
-    source = value.offsets() if value.lengths() is None else value.lengths()
+def _note_lengths(value: Any, made_here: bool) -> None:
+    offsets, lengths = value.offsets(), value.lengths()
+    source = offsets if lengths is None else lengths
     if source.device.type == "cpu":
-        _lengths_in_use[_key_of(source)] = source
+        key = _key_of(offsets, lengths)
+        # One that is only met may have a shape of its own, with which no other can be added.
+        if made_here or key not in _lengths_in_use:
+            _lengths_in_use[key] = source
 
 
-def _key_of(lengths: torch.Tensor) -> tuple[Any, ...]:
-    return lengths.dtype, bytes(lengths.detach().contiguous().view(torch.uint8).numpy())
+def _key_of(offsets: torch.Tensor, lengths: torch.Tensor | None) -> tuple[Any, ...]:
+    """Of rows that lie apart it counts also where: sums are of all that lies there."""
+    given = (offsets,) if lengths is None else (offsets, lengths)
+    return tuple(
+        (each.dtype, bytes(each.detach().contiguous().view(torch.uint8).numpy())) for each in given
+    )
