@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -242,19 +244,13 @@ class Opened(Dataset):
     def __getitem__(self, i):
         if self.file is None:
             self.file = OPEN[self.kind](self.path)
-        if self.kind == "lmdb":
-            with self.file.begin() as transaction:
-                return torch.frombuffer(
-                    bytearray(transaction.get(str(i).encode())), dtype=torch.float32
-                )
-        rows = self.file["rows"] if self.kind == "h5py" else self.file
-        return torch.from_numpy(np.asarray(rows[i]))
+        return torch.from_numpy(np.array(self.file[i])), i
 
 
 def open_h5py(path):
     import h5py
 
-    return h5py.File(path)
+    return h5py.File(path)["rows"]
 
 
 def open_zarr(path):
@@ -263,13 +259,29 @@ def open_zarr(path):
     return zarr.open(path, mode="r")
 
 
-def open_lmdb(path):
-    import lmdb
+class Lmdb:
+    def __init__(self, path):
+        import lmdb
 
-    return lmdb.open(str(path), readonly=True, lock=False)
+        self.environment = lmdb.open(str(path), readonly=True, lock=False)
+
+    def __getitem__(self, i):
+        with self.environment.begin() as transaction:
+            return np.frombuffer(transaction.get(str(i).encode()), "f4")
 
 
-OPEN = {"h5py": open_h5py, "zarr": open_zarr, "lmdb": open_lmdb}
+class Tar:
+    """A shard as webdataset writes it, with an index of where its samples begin."""
+
+    def __init__(self, path):
+        self.file = tarfile.open(path)  # noqa: SIM115
+        self.members = {member.name: member for member in self.file}
+
+    def __getitem__(self, i):
+        return np.load(io.BytesIO(self.file.extractfile(self.members[f"{i:06}.npy"]).read()))
+
+
+OPEN = {"h5py": open_h5py, "zarr": open_zarr, "lmdb": Lmdb, "tar": Tar}
 
 
 def write(kind, path):
@@ -283,6 +295,15 @@ def write(kind, path):
         import zarr
 
         zarr.save_array(str(path), rows)
+    elif kind == "tar":
+        with tarfile.open(path, "w") as file:
+            for i, row in enumerate(rows):
+                octets = io.BytesIO()
+                np.save(octets, row)
+                member = tarfile.TarInfo(f"{i:06}.npy")
+                member.size = octets.tell()
+                octets.seek(0)
+                file.addfile(member, octets)
     else:
         import lmdb
 
@@ -300,7 +321,8 @@ def test_files_that_each_worker_opens(cached, tmp_path, kind, start):
     dataset = cached(Opened(kind, str(path)))
     for _ in range(2):
         loader = DataLoader(dataset, 8, num_workers=2, multiprocessing_context=start)
-        assert torch.equal(torch.cat(list(loader)), torch.from_numpy(rows))
+        found, numbers = map(torch.cat, zip(*loader, strict=True))
+        assert torch.equal(found, torch.from_numpy(rows)) and numbers.tolist() == list(range(48))
     assert dataset.dataset.file is None, "nobody opened it in this process"
     assert dataset.stats().loads == 48 and dataset.stats().hits == 48
     dataset.close()

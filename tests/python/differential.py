@@ -21,7 +21,7 @@ import struct
 import time
 import unittest.mock
 import warnings
-from collections import defaultdict, deque, namedtuple
+from collections import UserDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -49,6 +49,13 @@ from torch.utils.data import (
     get_worker_info,
     random_split,
 )
+
+# What torch keeps in the attributes of a jagged tensor itself: its sizes follow from the rest, and
+# are numbers that it counts.
+OF_JAGGED = frozenset((
+    "_dynamo_propagated_dynamic_indices", "_lengths", "_metadata_cache", "_offsets", "_ragged_idx",
+    "_size", "_strides", "_values",
+))  # fmt: skip
 
 WIDTH = {"small": 5, "large": 4096, "huge": 160 << 10}
 """Numbers in a tensor. Batches of large ones cross by ticket and are gathered into kept memory,
@@ -596,7 +603,8 @@ def picture(x: Any) -> Any:
     """Everything that is to be equal about a value: its type, dtype, shape and bytes."""
     kind = f"{type(x).__module__}.{type(x).__qualname__}"
     if isinstance(x, torch.Tensor) and x.layout is torch.jagged:
-        return kind, picture(x.values()), picture(x.offsets())
+        own = {name: each for name, each in vars(x).items() if name not in OF_JAGGED}
+        return kind, picture([x.values(), x.offsets(), x.lengths(), x._ragged_idx, own])
     if isinstance(x, torch.Tensor) and x.layout is not torch.strided:
         return kind, x.layout, picture(x.to_dense())
     if isinstance(x, torch.Tensor):
@@ -604,9 +612,11 @@ def picture(x: Any) -> Any:
             plain = x.detach().as_subclass(torch.Tensor).contiguous()
         octets = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
         return kind, x.dtype, tuple(x.shape), x.requires_grad, octets, picture(vars(x))
+    if isinstance(x, np.ma.MaskedArray):  # also what is under the mask
+        mask = picture(np.ma.getmaskarray(x))
+        return kind, picture(x.data), mask, repr(vars(x).get("_fill_value")), x.hardmask
     if isinstance(x, (np.ndarray, np.generic)):
-        masked = isinstance(x, np.ma.MaskedArray) and picture(np.ma.getmaskarray(x))
-        return kind, x.dtype.str, str(x.dtype.metadata), x.shape, x.tobytes(), masked
+        return kind, x.dtype.str, str(x.dtype.metadata), x.shape, x.tobytes()
     if is_dataclass(x):
         return kind, [(f.name, picture(getattr(x, f.name))) for f in fields(x)]
     if isinstance(x, dict):
@@ -615,6 +625,18 @@ def picture(x: Any) -> Any:
         return kind, [picture(y) for y in x]
     if isinstance(x, SimpleNamespace):
         return kind, picture(vars(x))
+    if isinstance(x, UserDict):
+        return kind, picture(dict(sorted(vars(x).items())))
+    if kind.startswith("torch_geometric.data."):
+        return kind, picture(x.to_dict())
+    if kind == "pandas.DataFrame":
+        columns = [picture(x.iloc[:, k]) for k in range(x.shape[1])]
+        return kind, columns, picture(x.columns), picture(x.index), picture(x.attrs)
+    if kind == "pandas.Series":
+        own = [x.name, x.index, x.attrs]
+        return kind, str(x.dtype), [picture(each) for each in x.tolist()], picture(own)
+    if kind.startswith("pandas.") and hasattr(x, "tolist") and hasattr(x, "names"):  # an index
+        return kind, str(x.dtype), [picture(each) for each in x.tolist()], repr(list(x.names))
     return kind, struct.pack("d", x) if type(x) is float else repr(x)
 
 

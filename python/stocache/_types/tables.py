@@ -255,7 +255,7 @@ def _arrow_parts(values: Any) -> Any:
     table = pyarrow.table({"": values.__arrow_array__()})
     with pyarrow.ipc.new_stream(stream, table.schema) as writer:
         writer.write_table(table)
-    octets = numpy.frombuffer(stream.getvalue(), numpy.uint8)
+    octets: Any = numpy.frombuffer(stream.getvalue(), numpy.uint8)
     return NotImplemented if _PICKLED.search(octets) else (octets,)
 
 
