@@ -186,9 +186,10 @@ impl RecordStore {
         !self.segment().anchor().is_ours()
     }
 
-    /// Gives a sample back that `begin` gave to the caller.
+    /// Gives a sample back that `begin` gave to the caller. Where the lease is another process's by now, that
+    /// one may load it twice.
     pub fn abandon(&self, i: usize) {
-        if let Some(lease) = self.lease() {
+        if let Some(lease) = self.leases().taken() {
             self.slots().abandon(i, lease);
         }
     }

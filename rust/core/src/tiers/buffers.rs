@@ -1,56 +1,78 @@
 //! Memory that records from below were read into, kept for the next ones: its pages are there.
+//!
+//! ```text
+//!   lengths   1 2 3 4 5 6 7 8   10 12 14 16   20 24 28 32   40 …   pages: four from one power of two to the next
+//!             ▲ a stack for each: who comes next gets what was kept last, which is in the processor's caches
+//! ```
 
 use crate::sys::pages::{PAGE, Pages};
-use std::collections::BTreeMap;
 
 /// So many bytes are kept at most.
 const KEPT_BYTES: usize = 64 << 20;
-/// A buffer may be so many times as long as what is read into it: the rest is memory for nothing, for as long
-/// as somebody has the record.
-const MOST_TIMES: usize = 2;
+/// Stacks from one power of two to the next.
+const PER_OCTAVE: usize = 4;
 
 /// Buffers of any lengths.
 #[derive(Default)]
 pub(super) struct Buffers {
-    /// By length, then by age.
-    kept: BTreeMap<(usize, u64), Pages>,
-    /// The length of each, by age.
-    lengths: BTreeMap<u64, usize>,
+    stacks: Vec<Vec<Pages>>,
     bytes: usize,
-    /// What the next one's age is called.
-    next: u64,
 }
 
 impl Buffers {
-    /// The shortest that holds so many bytes, and the newest of these; none if it is much too long.
+    /// What was kept last of those that hold so many bytes and are not much longer: the rest is memory for
+    /// nothing, for as long as somebody has the record.
     pub(super) fn take(&mut self, len: usize) -> Option<Pages> {
-        let longest = len.max(PAGE).saturating_mul(MOST_TIMES);
-        let (&(fits, _), _) = self.kept.range((len, 0)..=(longest, u64::MAX)).next()?;
-        let (&(_, age), _) = self.kept.range((fits, 0)..=(fits, u64::MAX)).next_back()?;
-        self.remove(age)
+        let kept = self.stacks.get_mut(stack_of(len))?.pop()?;
+        self.bytes -= kept.len();
+        Some(kept)
     }
 
-    /// Keeps one for later; the oldest go to make room.
+    /// How long a buffer for so many bytes is, so that others of about as many fit into it; not much longer.
+    pub(super) fn room(len: usize) -> usize {
+        pages_of(stack_of(len)).checked_mul(PAGE).filter(|&room| room >= len).unwrap_or(len)
+    }
+
+    /// Keeps one for later; others go to make room, first of lengths of which most is kept.
     pub(super) fn keep(&mut self, buffer: Pages) {
-        let len = buffer.len();
-        if len > KEPT_BYTES {
+        let (len, stack) = (buffer.len(), stack_of(buffer.len()));
+        // Of another length than `room` says, it would not hold what is asked for.
+        if len > KEPT_BYTES || len != Self::room(len) {
             return;
         }
         while self.bytes + len > KEPT_BYTES {
-            let Some((&oldest, _)) = self.lengths.first_key_value() else { break };
-            self.remove(oldest);
+            let held = |stack: &&mut Vec<Pages>| stack.iter().map(|kept| kept.len()).sum::<usize>();
+            let most = self.stacks.iter_mut().max_by_key(held).and_then(Vec::pop);
+            let Some(dropped) = most else { break };
+            self.bytes -= dropped.len();
         }
-        self.lengths.insert(self.next, len);
-        self.kept.insert((len, self.next), buffer);
+        if self.stacks.len() <= stack {
+            self.stacks.resize_with(stack + 1, Vec::new);
+        }
+        self.stacks[stack].push(buffer);
         self.bytes += len;
-        self.next += 1;
     }
+}
 
-    fn remove(&mut self, age: u64) -> Option<Pages> {
-        let len = self.lengths.remove(&age)?;
-        self.bytes -= len;
-        self.kept.remove(&(len, age))
+/// Which stack buffers for so many bytes are on.
+fn stack_of(len: usize) -> usize {
+    let pages = len.div_ceil(PAGE).max(1);
+    if pages <= 2 * PER_OCTAVE {
+        return pages - 1;
     }
+    // One less, so that a power of two is the last of those before it.
+    let octave = (pages - 1).ilog2() as usize;
+    let part = ((pages - 1 - (1 << octave)) * PER_OCTAVE) >> octave;
+    2 * PER_OCTAVE + (octave - 3) * PER_OCTAVE + part
+}
+
+/// How many pages those of a stack have.
+fn pages_of(stack: usize) -> usize {
+    if stack < 2 * PER_OCTAVE {
+        return stack + 1;
+    }
+    let (octave, part) = ((stack - 2 * PER_OCTAVE) / PER_OCTAVE + 3, stack % PER_OCTAVE);
+    (1 << octave) + ((part + 1) << octave) / PER_OCTAVE
 }
 
 #[cfg(all(test, not(loom)))]
@@ -58,18 +80,34 @@ mod tests {
     use super::*;
 
     fn pages(count: usize) -> Pages {
-        Pages::new(count * PAGE).unwrap()
+        Pages::new(Buffers::room(count * PAGE)).unwrap()
+    }
+
+    #[test]
+    fn a_buffer_is_long_enough_and_not_much_longer() {
+        let mut stacks = 0;
+        for pages in (1..5000).chain([1 << 14, (1 << 14) + 1, 131_072]) {
+            let (room, stack) = (Buffers::room(pages * PAGE) / PAGE, stack_of(pages * PAGE));
+            assert!(room >= pages && room <= pages + pages / 4, "{pages} {room}");
+            assert_eq!((stack_of(room * PAGE), pages_of(stack)), (stack, room), "{pages}");
+            assert!(stack == stacks || stack == stacks + 1 || pages > 5000, "{pages} {stack}");
+            stacks = stack;
+        }
+        assert_eq!((Buffers::room(0), Buffers::room(1)), (PAGE, PAGE));
+        assert_eq!(Buffers::room(usize::MAX), usize::MAX);
     }
 
     #[test]
     fn no_more_is_kept_than_may_be() {
         let mut buffers = Buffers::default();
         (0..100).for_each(|_| buffers.keep(pages(16)));
-        (0..20).for_each(|_| buffers.keep(Pages::new(10 << 20).unwrap()));
+        (0..20).for_each(|_| buffers.keep(pages(2560)));
         buffers.keep(Pages::new(KEPT_BYTES + 1).unwrap());
-        let all: usize = buffers.kept.values().map(|kept| kept.len()).sum();
-        assert_eq!((all, buffers.kept.len()), (60 << 20, 6), "the newest that fit");
-        assert_eq!((buffers.bytes, buffers.lengths.len()), (all, 6));
+        let all: usize = buffers.stacks.iter().flatten().map(|kept| kept.len()).sum();
+        assert_eq!(buffers.bytes, all);
+        assert!((KEPT_BYTES - (10 << 20)..=KEPT_BYTES).contains(&all), "{all}");
+        assert_eq!(buffers.stacks[stack_of(16 * PAGE)].len(), 100, "of which there is little");
+        assert_eq!(buffers.stacks[stack_of(2560 * PAGE)].len(), 5);
     }
 
     #[test]
@@ -77,11 +115,9 @@ mod tests {
         let mut buffers = Buffers::default();
         [100, 4, 6, 5, 1].into_iter().for_each(|count| buffers.keep(pages(count)));
         let mut take = |len: usize| buffers.take(len).map(|buffer| buffer.len() / PAGE);
-        assert_eq!(take(3 * PAGE + 1), Some(4), "the shortest that fits");
-        assert_eq!(take(3 * PAGE + 1), Some(5));
-        assert_eq!(take(3 * PAGE + 1), Some(6));
-        assert_eq!(take(3 * PAGE + 1), None, "rather a new one than one of a hundred pages");
+        assert_eq!(take(3 * PAGE + 1), Some(4), "one that fits");
+        assert_eq!(take(3 * PAGE + 1), None, "rather a new one than one of six pages");
         assert_eq!((take(10), take(10)), (Some(1), None));
-        assert_eq!((take(60 * PAGE), take(60 * PAGE)), (Some(100), None));
+        assert_eq!((take(97 * PAGE), take(97 * PAGE)), (Some(112), None));
     }
 }
