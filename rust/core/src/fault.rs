@@ -111,8 +111,22 @@ pub(crate) enum Fault {
     WaitForEach,
     /// Wait for a server anew whenever a byte came from it.
     WaitForEachByte,
+    /// Ask a server for all values of a batch at once.
+    AskForAll,
+    /// Wait for a server as long in each operation as in the first.
+    FreshBudgets,
+    /// Touch all memory for a value before any of it has come.
+    TouchPages,
+    /// Ask servers on for a batch, of which one did not answer.
+    AskOnInVain,
     /// Tell no other process of the node that a server is in trouble.
     RestAlone,
+    /// Tell other processes of the node also of trouble that this one may be alone with.
+    ShareAllTrouble,
+    /// Leave it to words of the node alone to remember which servers are in trouble.
+    RestByWordsAlone,
+    /// Take a server for well as soon as it was asked.
+    EndRestUnanswered,
     /// Let records that ask for pickle travel.
     PicklesTravel,
     /// Take classes from below that nobody of this node has stored.
@@ -370,7 +384,7 @@ mod controls {
     fn waiting_for_each_server_is_caught() {
         is_caught(
             Fault::WaitForEach,
-            &["cluster::tests::many_hung_servers_take_little_more_than_one_wait"],
+            &["cluster::tests::many_hung_servers_take_two_waits_at_the_most"],
         );
     }
 
@@ -379,6 +393,59 @@ mod controls {
         is_caught(
             Fault::WaitForEachByte,
             &["cluster::tests::a_server_that_drips_is_waited_for_as_long_as_one_that_is_silent"],
+        );
+    }
+
+    #[test]
+    fn memory_for_what_never_comes_is_caught() {
+        is_caught(
+            Fault::TouchPages,
+            &["cluster::tests::waits::a_value_that_is_announced_and_never_comes_takes_no_memory"],
+        );
+    }
+
+    #[test]
+    fn as_long_a_wait_in_each_operation_is_caught() {
+        is_caught(
+            Fault::FreshBudgets,
+            &["cluster::tests::waits::a_server_that_is_nearly_late_each_time_is_given_up"],
+        );
+    }
+
+    #[test]
+    fn asking_for_all_values_at_once_is_caught() {
+        is_caught(Fault::AskForAll, &["cluster::tests::waits::bytes_on_their_way_have_a_bound"]);
+    }
+
+    #[test]
+    fn asking_servers_on_in_vain_is_caught() {
+        is_caught(
+            Fault::AskOnInVain,
+            &["batches::tests::receive::a_level_that_let_us_wait_in_vain_is_not_asked_again"],
+        );
+    }
+
+    #[test]
+    fn leaving_rests_to_words_of_the_node_is_caught() {
+        is_caught(
+            Fault::RestByWordsAlone,
+            &["cluster::rests::tests::a_process_rests_by_itself_where_all_words_are_taken"],
+        );
+    }
+
+    #[test]
+    fn taking_a_server_for_well_unanswered_is_caught() {
+        is_caught(
+            Fault::EndRestUnanswered,
+            &["cluster::tests::waits::while_one_tries_a_server_the_others_leave_it_alone"],
+        );
+    }
+
+    #[test]
+    fn telling_others_of_ones_own_trouble_is_caught() {
+        is_caught(
+            Fault::ShareAllTrouble,
+            &["cluster::tests::waits::trouble_of_one_process_is_its_own"],
         );
     }
 

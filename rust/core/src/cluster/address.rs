@@ -99,7 +99,11 @@ pub fn parse_servers(text: &str) -> Result<Servers> {
         let port = match port {
             None => PORT,
             Some(port) => match port.parse() {
-                Ok(0) | Err(_) => return Err(wrong(&format!("the port {port:?} is none"))),
+                Ok(0) | Err(_) if is_number(port) => {
+                    return Err(wrong(&format!("the port {port} is none")));
+                }
+                // Of what has no @, this may be a password.
+                Ok(0) | Err(_) => return Err(wrong("there is a port that is no number")),
                 Ok(port) => port,
             },
         };
@@ -120,17 +124,16 @@ pub fn parse_servers(text: &str) -> Result<Servers> {
     for part in query.split('&').filter(|part| !part.is_empty()) {
         let (what, value) = part.split_once('=').unwrap_or((part, ""));
         let value = unescaped(value).filter(|value| !value.is_empty());
-        let value =
-            value.ok_or_else(|| wrong(&format!("{what}= has no value that can be read")))?;
+        let value = value.ok_or_else(|| wrong("a word behind ? has no value that can be read"))?;
         match what {
             "ca" => files.ca = Some(PathBuf::from(value)),
             "cert" => files.cert = Some(PathBuf::from(value)),
             "key" => files.key = Some(PathBuf::from(value)),
             "cell" => {
                 let range = cell_of(&value, all.len());
-                cell = range.ok_or_else(|| wrong(&format!("there is no cell {value:?}")))?;
+                cell = range.ok_or_else(|| wrong("there is no such cell"))?;
             }
-            _ => return Err(wrong(&format!("nobody knows {what:?}"))),
+            _ => return Err(wrong("there is a word behind ? that nobody knows")),
         }
     }
     if is_secret {
@@ -166,14 +169,21 @@ fn unescaped(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
+/// What is surely none of a password: hosts and ports behind the last login. Passwords may have commas, and may
+/// stand where somebody forgot the host.
 fn without_passwords(text: &str) -> String {
-    let shown = |one: &str| match one.rsplit_once('@') {
-        Some((_, place)) => format!("…@{place}"),
-        None => one.to_string(),
-    };
     let (scheme, list) = text.split_once("://").unwrap_or(("", text));
-    let list: Vec<String> = list.split(',').map(shown).collect();
-    if scheme.is_empty() { list.join(",") } else { format!("{scheme}://{}", list.join(",")) }
+    let scheme = if ["redis", "rediss"].contains(&scheme) { scheme } else { "…" };
+    let (login, places) = list.rsplit_once('@').map_or(("", list), |(_, places)| ("…@", places));
+    let places = places.split('?').next().unwrap_or_default().trim_end_matches('/');
+    let is_place = |place: &str| place.rsplit_once(':').is_none_or(|(_, port)| is_number(port));
+    let shown = |place| if is_place(place) { place } else { "…" };
+    let places: Vec<&str> = places.split(',').map(shown).collect();
+    format!("{scheme}://{login}{}", places.join(","))
+}
+
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 #[cfg(all(test, not(loom)))]
@@ -241,11 +251,23 @@ mod tests {
             "redis://u:secret@a:1?db=0",
             "redis://[::1]x",
             "redis://:secret@a:99999",
+            "redis://user:secret",
+            "redis://user:secret,a:1",
+            "redis://user:also,secret@a:0",
+            "redis://user:secret,also@a:0",
+            "redis://a:0,user:secret@b:1",
+            "redis://user:12?secret",
+            "redis://user:12?secret=x",
+            "redis://a:1?cell=secret",
+            "http://user:secret@a:1",
+            "user:secret@a:1",
+            "user:secret",
+            "redis://user:secret@a:0?ca=/x@y",
         ];
         for text in all {
             let error = parse_servers(text).unwrap_err().to_string();
             assert!(error.contains("use redis://host:port"), "{text}: {error}");
-            assert!(!error.contains("secret"), "{error}");
+            assert!(!error.contains("secret") && !error.contains("also"), "{error}");
             assert_eq!(error.lines().count(), 1);
         }
     }

@@ -13,12 +13,16 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 const BUFFER: usize = 64 << 10;
+/// Of a value from this length on, so much is read into the buffer.
+pub(super) const LONG: usize = 16 << 10;
+const AHEAD: usize = 4 << 10;
 /// No line of a reply that we ask for is longer, save the words of an error, which may be cut.
 const LONGEST_LINE: usize = 4 << 10;
 /// Of the words of an error: a name of a host fits.
 const LONGEST_WORDS: usize = 300;
-/// Memory for commands that is kept.
+/// Memory for commands that is kept; and of what has gone.
 const KEPT_OUT: usize = 8 << 20;
+const KEPT_SENT: usize = 1 << 20;
 
 /// What a reply begins with.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,19 +51,23 @@ pub(super) struct Connection {
     /// Commands, and how much of them has gone.
     out: Vec<u8>,
     sent: usize,
+    /// So much is read into the buffer at once.
+    ahead: usize,
 }
 
 impl Connection {
     pub(super) fn open(address: &Address, budget: &mut Budget) -> Result<Self, Trouble> {
         let began = Instant::now();
-        let socket = resolved(address, budget).and_then(|places| connected(&places, budget, began));
+        let socket =
+            resolved(address, budget, by_name).and_then(|places| connected(&places, budget, began));
         budget.spend(began);
         let socket = socket?;
         let prepared = socket.set_nonblocking(true).and_then(|()| socket.set_nodelay(true));
         prepared.map_err(|error| Trouble::of(&error))?;
         let stream = Stream::open(socket, address, budget)?;
         let buffer = vec![0; BUFFER].into_boxed_slice();
-        let mut made = Self { stream, buffer, start: 0, end: 0, out: Vec::new(), sent: 0 };
+        let mut made =
+            Self { stream, buffer, start: 0, end: 0, out: Vec::new(), sent: 0, ahead: BUFFER };
         let word = address.password.as_bytes();
         let given: &[&[u8]] = match (address.user.is_empty(), word.is_empty()) {
             (true, true) => return Ok(made),
@@ -70,7 +78,7 @@ impl Connection {
         made.send(budget)?;
         match made.reply(budget)? {
             Reply::Simple => Ok(made),
-            Reply::Error(words) => Err(Trouble::Refusal(words)),
+            Reply::Error(words) => Err(Trouble::Refusal(of_login(&words, address))),
             _ => Err(Trouble::Nonsense("a login with something else")),
         }
     }
@@ -106,13 +114,24 @@ impl Connection {
         self.out.len() - self.sent + usize::from(self.stream.is_behind())
     }
 
+    #[cfg(test)]
+    pub(super) fn queue_capacity(&self) -> usize {
+        self.out.capacity()
+    }
+
     /// Sends what goes without waiting.
     pub(super) fn try_send(&mut self) -> Result<(), Trouble> {
         while self.sent < self.out.len() {
             match self.stream.write(&self.out[self.sent..]) {
                 Ok(0) => return Err(Trouble::Gone("the connection was closed".into())),
                 Ok(n) => self.sent += n,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    // A queue that is never empty would grow for ever.
+                    if self.sent > KEPT_SENT {
+                        self.out.drain(..std::mem::take(&mut self.sent));
+                    }
+                    return Ok(());
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(Trouble::of(&error)),
             }
@@ -134,6 +153,12 @@ impl Connection {
             budget.earn(before.saturating_sub(self.unsent()));
             budget.wait(self.stream.socket(), PollFlags::OUT)?;
         }
+    }
+
+    /// Says about how long the next values are: of long ones little is read into the buffer, from where it would
+    /// have to be copied.
+    pub(super) fn expect(&mut self, typical: usize) {
+        self.ahead = if typical < LONG { BUFFER } else { AHEAD };
     }
 
     // Replies
@@ -177,7 +202,7 @@ impl Connection {
             }
             // The buffer is empty: the rest, and what follows it.
             let want = into.len();
-            let mut both = [IoSliceMut::new(into), IoSliceMut::new(&mut self.buffer)];
+            let mut both = [IoSliceMut::new(into), IoSliceMut::new(&mut self.buffer[..self.ahead])];
             match self.stream.read_vectored(&mut both) {
                 Ok(0) => return Err(Trouble::Gone("the connection was closed".into())),
                 Ok(n) => {
@@ -268,7 +293,8 @@ impl Connection {
             (self.start, self.end) = (0, self.end - self.start);
         }
         loop {
-            match self.stream.read(&mut self.buffer[self.end..]) {
+            let to = BUFFER.min(self.end + self.ahead);
+            match self.stream.read(&mut self.buffer[self.end..to]) {
                 Ok(0) => return Err(Trouble::Gone("the connection was closed".into())),
                 Ok(n) => {
                     self.end += n;
@@ -282,39 +308,65 @@ impl Connection {
     }
 }
 
+/// What a server says to a login, without what it may repeat of it.
+fn of_login(words: &str, address: &Address) -> String {
+    let code = words.split(' ').next().unwrap_or_default();
+    let is_code = !code.is_empty() && code.bytes().all(|byte| byte.is_ascii_uppercase());
+    let is_known = |word: &str| word.contains(code);
+    if is_code && !is_known(&address.user) && !is_known(&address.password) {
+        format!("{code} to the login")
+    } else {
+        "no to the login".into()
+    }
+}
+
 /// Where a server is now. Names are looked up anew for each connection, on a thread that may be given up:
 /// nobody can say how long that takes.
-fn resolved(address: &Address, budget: &Budget) -> Result<Vec<SocketAddr>, Trouble> {
+pub(super) fn resolved(
+    address: &Address,
+    budget: &Budget,
+    look_up: fn(&str, u16) -> std::io::Result<Vec<SocketAddr>>,
+) -> Result<Vec<SocketAddr>, Trouble> {
     let port = address.port;
     if let Ok(number) = address.host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(number, port)]);
     }
     let (answer, answered) = mpsc::channel();
     let host = address.host.clone();
-    let look_up = move || {
-        let found = (&*host, port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
-        let _given_up = answer.send(found);
+    let tell = move || {
+        let _given_up = answer.send(look_up(&host, port));
     };
-    let thread = std::thread::Builder::new().name("stocache-name".into()).spawn(look_up);
+    let thread = std::thread::Builder::new().name("stocache-name".into()).spawn(tell);
     thread.map_err(|error| Trouble::of(&error))?;
     match answered.recv_timeout(budget.left()?) {
         Ok(Ok(places)) => Ok(places),
         Ok(Err(error)) => Err(Trouble::of(&error)),
-        Err(_) => Err(Trouble::Gone("its name cannot be looked up".into())),
+        Err(_) => Err(Trouble::Late),
     }
 }
 
-fn connected(places: &[SocketAddr], budget: &Budget, began: Instant) -> Result<TcpStream, Trouble> {
+fn by_name(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
+    (host, port).to_socket_addrs().map(Iterator::collect)
+}
+
+/// A connection to the first of these that takes one; each gets its part of the time that is left.
+pub(super) fn connected(
+    places: &[SocketAddr],
+    budget: &Budget,
+    began: Instant,
+) -> Result<TcpStream, Trouble> {
     let mut last = Trouble::Gone("its name leads nowhere".into());
-    for place in places {
-        let left = budget.left()?.saturating_sub(began.elapsed());
+    for (at, place) in places.iter().enumerate() {
+        let left = budget.left()?.saturating_sub(began.elapsed()) / (places.len() - at) as u32;
         if left.is_zero() {
             return Err(Trouble::Late);
         }
         match TcpStream::connect_timeout(place, left) {
             Ok(socket) => return Ok(socket),
-            Err(error) if error.kind() == ErrorKind::TimedOut => return Err(Trouble::Late),
-            Err(error) => last = Trouble::of(&error),
+            Err(error) if error.kind() == ErrorKind::TimedOut => last = Trouble::Late,
+            // What was waited for another one counts.
+            Err(error) if !matches!(last, Trouble::Late) => last = Trouble::of(&error),
+            Err(_) => {}
         }
     }
     Err(last)

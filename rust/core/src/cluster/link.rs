@@ -7,16 +7,19 @@
 //!
 //! Values to be written are sent without waiting, and their replies read later; who asks for a value on the same
 //! connection finds what was sent before. After trouble the connection is closed and the server left alone for a
-//! while, longer each time; then one operation tries again (`rests`). A server that is full is still read from.
+//! while, longer each time; then one operation tries again (`rests`), and only an answer ends that. A server that is
+//! full is still read from.
 
 use super::address::Address;
-use super::budget::{Budget, Trouble};
-use super::connection::{Connection, Reply};
+use super::budget::{Budget, Purse, Trouble};
+use super::connection::{Connection, LONG, Reply};
 use super::latency::Latency;
-use super::rests::Rest;
+use super::questions::{Question, Questions, TOGETHER, Wanted};
+use super::rests::{Circumstances, Rest};
 use super::slots::{Elsewhere, Map, Refused, read_map};
-use crate::records::RecordStore;
-use std::sync::Weak;
+use crate::fault::{Fault, active as broken};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long nothing is written after a server did not take a value.
@@ -28,6 +31,11 @@ const MOST_OWED: u64 = 10_000;
 /// Bytes of values that are asked for and not read: some servers are half as fast with ten times as many.
 const IN_FLIGHT: usize = 600 << 10;
 const MOST_IN_FLIGHT: usize = 256;
+/// So many of a server that answers so soon: who reads them meanwhile does not wait for all of them first.
+const MOST_NEARBY: usize = 2 * TOGETHER;
+const NEAR: Duration = Duration::from_micros(500);
+/// Values in a row that somebody else wrote, without one of ours: what we write there is not what others read.
+const MOST_FORGED: u64 = 1000;
 /// The longest value that servers take.
 pub const MAX_VALUE: usize = 512 << 20;
 
@@ -54,40 +62,28 @@ pub struct ServerStats {
     pub resting: bool,
 }
 
-/// What a value was.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
-    /// The record that was asked for.
-    Ours,
-    /// Nobody with the secret wrote it for that sample.
-    Forged,
-    /// A record that the caller has no use for.
-    Unwanted,
+/// What values were.
+#[derive(Default)]
+pub(super) struct Tally {
+    /// Records that were asked for.
+    pub(super) ours: u64,
+    /// Nobody with the secret wrote them for these samples.
+    pub(super) forged: u64,
+    /// The caller has no use for them.
+    pub(super) unwanted: u64,
 }
 
-/// A sample that is wanted.
-#[derive(Clone)]
-pub(super) struct Wanted {
-    /// Its position among all that are.
-    pub(super) which: usize,
-    /// Of its value.
-    pub(super) name: Vec<u8>,
-    /// Another server sent us, for this time: its slot is on its way here.
-    pub(super) asking: bool,
+/// Where values are read to.
+pub(super) trait Arrivals {
+    /// Reads a value of so many bytes, all of it.
+    fn read(
+        &mut self,
+        connection: &mut Connection,
+        wanted: &Wanted,
+        len: usize,
+        budget: &mut Budget,
+    ) -> Outcome<()>;
 }
-
-impl Wanted {
-    fn ask(&self, connection: &mut Connection) {
-        if self.asking {
-            connection.queue(&[b"ASKING"]);
-        }
-        connection.queue(&[b"GET", &self.name]);
-    }
-}
-
-/// Reads a value of so many bytes, all of it.
-pub(super) type Arrived<'a> =
-    dyn FnMut(&mut Connection, &Wanted, usize, &mut Budget) -> Outcome<Found> + 'a;
 
 /// How an operation went on.
 pub(super) type Outcome<T> = Result<T, Trouble>;
@@ -97,6 +93,10 @@ pub(super) struct Link {
     /// Values that were sent and not answered.
     owed: u64,
     rest: Rest,
+    /// How long operations may wait for it.
+    purse: Purse,
+    common: Arc<Circumstances>,
+    forged_in_a_row: u64,
     /// When it was in trouble last.
     troubled: Option<Instant>,
     full_until: Option<Instant>,
@@ -104,12 +104,16 @@ pub(super) struct Link {
     typical: usize,
     asked: Option<Instant>,
     latency: Latency,
+    /// In what time it answers, about.
+    answers_in: Duration,
+    /// It does not tell several values at once.
+    one_by_one: bool,
     /// Whether it did not take or have a value because of its slot.
     turned_away: bool,
     pub(super) seen: ServerStats,
     /// What people should know, until somebody tells them; each kind of it once.
     pub(super) news: Option<String>,
-    told: [bool; 4],
+    told: [bool; 5],
 }
 
 /// Kinds of news.
@@ -119,25 +123,30 @@ pub(super) enum Told {
     Full,
     Forged,
     NoSlots,
+    Lost,
 }
 
 impl Link {
-    /// `memory`: where processes of the node tell each other what they leave alone.
-    pub(super) fn new(address: &Address, memory: &Weak<RecordStore>) -> Self {
+    pub(super) fn new(address: &Address, common: &Arc<Circumstances>) -> Self {
         let written = address.to_string();
         Self {
             connection: None,
             owed: 0,
-            rest: Rest::new(&written, memory),
+            rest: Rest::new(&written, address.tls.is_some(), common),
+            purse: Purse::new(common.wait),
+            common: Arc::clone(common),
+            forged_in_a_row: 0,
             troubled: None,
             full_until: None,
             typical: IN_FLIGHT / 4,
             asked: None,
             latency: Latency::new(),
+            answers_in: Duration::ZERO,
+            one_by_one: false,
             turned_away: false,
             seen: ServerStats { address: written, ..ServerStats::default() },
             news: None,
-            told: [false; 4],
+            told: [false; 5],
         }
     }
 
@@ -177,20 +186,33 @@ impl Link {
         }
     }
 
+    /// What an operation may wait for it that ends then, after so many servers made it wait.
+    pub(super) fn budget(&mut self, until: Instant, others: usize) -> Budget {
+        self.purse.budget(until, others)
+    }
+
+    /// Takes back what was left of it.
+    pub(super) fn put_back(&mut self, budget: &Budget) {
+        self.purse.put_back(budget);
+    }
+
     /// The end of an operation: trouble closes the connection and begins a rest.
     pub(super) fn settle<T>(&mut self, outcome: Outcome<T>) -> Option<T> {
         match outcome {
             Ok(done) => {
-                self.rest.end();
+                if broken(Fault::EndRestUnanswered) {
+                    self.rest.end();
+                }
                 Some(done)
             }
             Err(trouble) => {
                 self.connection = None;
-                self.seen.dropped += std::mem::take(&mut self.owed);
+                self.drop_owed();
                 if !matches!(trouble, Trouble::OutOfTime) {
                     self.seen.errors += 1;
+                    self.common.counts.errors.fetch_add(1, Ordering::Relaxed);
                     self.troubled = Some(Instant::now());
-                    self.rest.begin();
+                    self.rest.begin(&trouble);
                     let words = trouble.in_words();
                     self.tell(Told::Trouble, |server| {
                         format!(
@@ -204,9 +226,21 @@ impl Link {
         }
     }
 
+    /// Nobody will know what became of values that were sent.
+    fn drop_owed(&mut self) {
+        let owed = std::mem::take(&mut self.owed);
+        self.note_dropped(owed);
+    }
+
+    fn note_dropped(&mut self, values: u64) {
+        self.seen.dropped += values;
+        self.common.counts.dropped.fetch_add(values, Ordering::Relaxed);
+    }
+
     /// The connection, made now if need be.
     fn connected(&mut self, address: &Address, budget: &mut Budget) -> Outcome<&mut Connection> {
         if self.connection.is_none() {
+            self.drop_owed(); // of one that a panic has ended
             self.connection = Some(Connection::open(address, budget)?);
         }
         self.connection.as_mut().ok_or(Trouble::Late)
@@ -280,14 +314,17 @@ impl Link {
     fn read_one_owed(&mut self, budget: &mut Budget) -> Outcome<()> {
         let Some(connection) = &mut self.connection else { return Err(Trouble::Late) };
         match connection.reply(budget)? {
-            Reply::Simple => self.seen.fills += 1,
+            Reply::Simple => {
+                self.seen.fills += 1;
+                self.common.counts.fills.fetch_add(1, Ordering::Relaxed);
+            }
             // The value is gone: what was sent is not kept.
             Reply::Error(words) if Refused::parse(&words) != Refused::Wholly => {
-                self.seen.dropped += 1;
+                self.note_dropped(1);
                 self.turned_away = true;
             }
             Reply::Error(words) => {
-                self.seen.dropped += 1;
+                self.note_dropped(1);
                 self.full_until = Some(Instant::now() + FULL_REST);
                 self.tell(Told::Full, |server| {
                     format!(
@@ -299,100 +336,157 @@ impl Link {
             _ => return Err(Trouble::Nonsense("a value with something else")),
         }
         self.owed -= 1;
+        self.rest.end();
         Ok(())
     }
 
-    /// Waits until all that was sent is answered.
+    /// Waits until all that was sent is answered. Where the time does not suffice, the rest may be waited for again.
     pub(super) fn flush(&mut self, budget: &mut Budget) -> Outcome<()> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
         connection.send(budget)?;
         self.read_owed(budget)
     }
 
-    /// Whether anything was sent and not answered.
-    pub(super) fn is_behind(&self) -> bool {
-        self.owed > 0
+    /// Says of values that were sent and not answered that they may not be there.
+    pub(super) fn tell_lost(&mut self, waited: Duration) {
+        let (lost, seconds) = (self.owed, waited.as_secs_f64());
+        self.tell(Told::Lost, |server| {
+            format!(
+                "{lost} samples that were sent to the server {server} may not be there: it did not say \
+                 so within {seconds:.1} s; they are loaded and sent again when they are missed"
+            )
+        });
+    }
+
+    /// How many values were sent and not answered.
+    pub(super) fn behind(&self) -> u64 {
+        self.owed
     }
 
     // Reading
 
-    /// Asks for the first of these values, without waiting for the answers: how many.
-    pub(super) fn ask(
+    /// Asks for the first of these values, without waiting for the answers. `alone`: each by itself, since it may be
+    /// that another server has it.
+    pub(super) fn ask<'w>(
         &mut self,
         address: &Address,
-        wanted: &[Wanted],
+        wanted: &'w [Wanted],
+        alone: bool,
         budget: &mut Budget,
-    ) -> Outcome<usize> {
-        let asked = self.window().min(wanted.len());
+    ) -> Outcome<Questions<'w>> {
+        let window = self.window();
+        let together = if alone || self.one_by_one || self.typical >= LONG { 1 } else { TOGETHER };
         let connection = self.connected(address, budget)?;
-        wanted[..asked].iter().for_each(|one| one.ask(connection));
+        let mut questions = Questions::new(wanted, together);
+        questions.ask_more(connection, window);
         connection.try_send()?;
         self.asked = Some(Instant::now());
-        Ok(asked)
+        Ok(questions)
     }
 
     /// How many values may be asked for and not read.
     fn window(&self) -> usize {
-        (IN_FLIGHT / self.typical.max(1)).clamp(2, MOST_IN_FLIGHT)
+        if broken(Fault::AskForAll) {
+            return usize::MAX;
+        }
+        let most = if self.answers_in < NEAR { MOST_NEARBY } else { MOST_IN_FLIGHT };
+        (IN_FLIGHT / self.typical.max(1)).clamp(2, most)
     }
 
-    /// Gets these values, of which so many were asked for. `arrived` reads each that is there, all of it;
-    /// `sent` is told which of them are elsewhere. `first`: no answer of another server was read meanwhile.
+    /// Gets these values. `arrivals` reads each that is there; `sent` is told which of them are elsewhere. `first`:
+    /// no answer of another server was read meanwhile.
     pub(super) fn receive(
         &mut self,
-        wanted: &[Wanted],
-        mut asked: usize,
+        mut questions: Questions<'_>,
         budget: &mut Budget,
-        arrived: &mut Arrived<'_>,
+        arrivals: &mut dyn Arrivals,
         sent: &mut Vec<(usize, Elsewhere)>,
         first: bool,
     ) -> Outcome<()> {
         // An answer that lies here already may have come long ago.
         let is_fresh = first || !self.catch_up(budget)?.has_reply()?;
         self.catch_up(budget)?;
-        for (got, one) in wanted.iter().enumerate() {
-            let window = self.window();
-            let Some(connection) = &mut self.connection else { return Err(Trouble::Late) };
-            if asked < wanted.len() && asked - got <= window / 2 {
-                let more = wanted.len().min(got + window);
-                wanted[asked..more].iter().for_each(|one| one.ask(connection));
-                asked = more;
+        if !is_fresh {
+            self.asked = None;
+        }
+        // Whatever ends this in the middle of an answer ends the connection.
+        let Some(mut connection) = self.connection.take() else { return Err(Trouble::Late) };
+        connection.expect(self.typical);
+        while let Some(question) = questions.next() {
+            if questions.ask_more_if_few(&mut connection, self.window()) {
                 connection.send(budget)?;
             }
-            if one.asking {
-                match connection.reply(budget)? {
-                    Reply::Simple | Reply::Error(_) => {} // what was asked for is answered in any case
+            let of = match question {
+                Question::One(at) if questions.wanted[at].asking => {
+                    match connection.reply(budget)? {
+                        Reply::Simple | Reply::Error(_) => at..at + 1, // what follows is answered in any case
+                        _ => return Err(Trouble::Nonsense("a question with something else")),
+                    }
+                }
+                Question::One(at) => at..at + 1,
+                Question::Some(all) => match connection.reply(budget)? {
+                    Reply::Array(count) if count == all.len() => all,
+                    // It is not allowed, or they are of several slots.
+                    Reply::Error(_) => {
+                        self.one_by_one = true;
+                        questions.ask_again(&mut connection, all);
+                        connection.send(budget)?;
+                        continue;
+                    }
                     _ => return Err(Trouble::Nonsense("a question with something else")),
-                }
-            }
-            let reply = connection.reply(budget)?;
-            if let Some(asked) = self.asked.take().filter(|_| is_fresh) {
-                self.latency.note(asked.elapsed());
-            }
-            match reply {
-                Reply::Nil => self.seen.misses += 1,
-                Reply::Bulk(len) if len <= MAX_VALUE => {
-                    let found = arrived(connection, one, len, budget)?;
-                    self.typical = (self.typical * 7 + len) / 8;
-                    self.seen.bytes_read += len as u64;
-                    match found {
-                        Found::Ours => self.seen.hits += 1,
-                        Found::Unwanted => self.seen.misses += 1,
-                        Found::Forged => self.note_forged(),
-                    }
-                }
-                Reply::Bulk(_) => return Err(Trouble::Nonsense("more than there can be")),
-                // The answers to what was asked for after it follow all the same.
-                Reply::Error(words) => match Refused::parse(&words) {
-                    Refused::Elsewhere(to) => sent.push((got, to)),
-                    Refused::Nowhere => {
-                        self.seen.misses += 1;
-                        self.turned_away = true;
-                    }
-                    Refused::Wholly => return Err(Trouble::Refusal(words)),
                 },
-                _ => return Err(Trouble::Nonsense("a question with something else")),
+            };
+            for at in of {
+                let reply = connection.reply(budget)?;
+                self.note_answer();
+                let one = &questions.wanted[at];
+                self.take(&mut connection, reply, one, budget, arrivals, &mut |to| {
+                    sent.push((at, to))
+                })?;
+                questions.is_answered();
             }
+        }
+        self.connection = Some(connection);
+        budget.earn_an_answer();
+        self.rest.end();
+        Ok(())
+    }
+
+    fn note_answer(&mut self) {
+        let Some(asked) = self.asked.take() else { return };
+        let took = asked.elapsed();
+        self.latency.note(took);
+        self.answers_in = (self.answers_in * 7 + took) / 8;
+    }
+
+    /// Takes what is answered for a value.
+    fn take(
+        &mut self,
+        connection: &mut Connection,
+        reply: Reply,
+        one: &Wanted,
+        budget: &mut Budget,
+        arrivals: &mut dyn Arrivals,
+        elsewhere: &mut dyn FnMut(Elsewhere),
+    ) -> Outcome<()> {
+        match reply {
+            Reply::Nil => self.seen.misses += 1,
+            Reply::Bulk(len) if len <= MAX_VALUE => {
+                arrivals.read(connection, one, len, budget)?;
+                self.typical = (self.typical * 7 + len) / 8;
+                self.seen.bytes_read += len as u64;
+            }
+            Reply::Bulk(_) => return Err(Trouble::Nonsense("more than there can be")),
+            // The answers to what was asked for after it follow all the same.
+            Reply::Error(words) => match Refused::parse(&words) {
+                Refused::Elsewhere(to) => elsewhere(to),
+                Refused::Nowhere => {
+                    self.seen.misses += 1;
+                    self.turned_away = true;
+                }
+                Refused::Wholly => return Err(Trouble::Refusal(words)),
+            },
+            _ => return Err(Trouble::Nonsense("a question with something else")),
         }
         Ok(())
     }
@@ -402,12 +496,31 @@ impl Link {
         let connection = self.clean(address, budget)?;
         connection.queue(&[b"CLUSTER", b"SLOTS"]);
         connection.send(budget)?;
-        read_map(connection, budget)
+        let map = read_map(connection, budget)?;
+        budget.earn_an_answer();
+        self.rest.end();
+        Ok(map)
     }
 
-    fn note_forged(&mut self) {
-        self.seen.misses += 1;
-        self.seen.forged += 1;
+    /// It answered what others asked on the `clean` connection.
+    pub(super) fn answered(&mut self) {
+        self.rest.end();
+    }
+
+    /// Counts what values were that were read; trouble if they are all somebody else's.
+    pub(super) fn note(&mut self, tally: &Tally) -> Outcome<()> {
+        self.seen.hits += tally.ours;
+        self.seen.misses += tally.unwanted + tally.forged;
+        self.seen.forged += tally.forged;
+        let before = if tally.ours > 0 { 0 } else { self.forged_in_a_row };
+        self.forged_in_a_row = before + tally.forged;
+        if tally.forged > 0 {
+            self.tell_forged();
+        }
+        if self.forged_in_a_row >= MOST_FORGED { Err(Trouble::Strangers) } else { Ok(()) }
+    }
+
+    fn tell_forged(&mut self) {
         self.tell(Told::Forged, |server| {
             format!(
                 "the server {server} has values under our names that nobody with this job's secret \

@@ -5,13 +5,13 @@
 //! elsewhere goes there; and the whole is asked for anew, now and then.
 
 use super::address::{Address, Servers};
-use super::budget::{Budget, Trouble};
+use super::budget::Trouble;
 use super::link::{Link, Told};
+use super::rests::Circumstances;
 use super::slots::{Elsewhere, Map, Place, Run, SLOTS, slot_of};
-use crate::records::RecordStore;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// The slots are not asked for more often than this.
@@ -34,8 +34,8 @@ pub(super) struct Node {
 }
 
 impl Node {
-    fn new(address: Address, memory: &Weak<RecordStore>) -> Arc<Self> {
-        let link = Mutex::new(Link::new(&address, memory));
+    fn new(address: Address, common: &Arc<Circumstances>) -> Arc<Self> {
+        let link = Mutex::new(Link::new(&address, common));
         Arc::new(Self { address, link })
     }
 }
@@ -61,8 +61,7 @@ pub(super) struct Table {
     /// Those of the list that this node uses, unless they are of a native cluster.
     cell: Range<usize>,
     kind: Kind,
-    /// Where processes of the node tell each other of servers.
-    memory: Weak<RecordStore>,
+    common: Arc<Circumstances>,
 }
 
 impl Table {
@@ -120,7 +119,7 @@ impl Table {
             return None;
         }
         let address = Address { host: host.to_string(), port: place.port, ..from.clone() };
-        self.nodes.push(Node::new(address, &self.memory));
+        self.nodes.push(Node::new(address, &self.common));
         Some(self.nodes.len() - 1)
     }
 
@@ -146,8 +145,9 @@ impl Table {
             }
         }
         slots.iter_mut().filter(|at| **at != NOBODY).for_each(|at| *at = now[usize::from(*at)]);
-        let (listed, cell, memory) = (self.listed, self.cell.clone(), self.memory.clone());
-        (Self { nodes, listed, cell, kind: Kind::Native(slots), memory }, gone)
+        let (listed, cell) = (self.listed, self.cell.clone());
+        let (kind, common) = (Kind::Native(slots), Arc::clone(&self.common));
+        (Self { nodes, listed, cell, kind, common }, gone)
     }
 }
 
@@ -164,21 +164,27 @@ pub(super) struct Routes {
     /// What the table says may be old.
     doubted: AtomicBool,
     learning: Mutex<Learning>,
-    /// How long a server may be waited for.
-    wait: Duration,
+    pub(super) common: Arc<Circumstances>,
 }
 
 impl Routes {
-    pub(super) fn new(servers: &Servers, wait: Duration, memory: Weak<RecordStore>) -> Self {
-        let made = |server: &Address| Node::new(server.clone(), &memory);
+    pub(super) fn new(servers: &Servers, common: Circumstances) -> Self {
+        let common = Arc::new(common);
+        let made = |server: &Address| Node::new(server.clone(), &common);
         let nodes: Vec<Arc<Node>> = servers.all.iter().map(made).collect();
         let cell = servers.cell.clone();
-        let table = Table { listed: nodes.len(), nodes, cell, kind: Kind::Unknown, memory };
+        let table = Table {
+            listed: nodes.len(),
+            nodes,
+            cell,
+            kind: Kind::Unknown,
+            common: Arc::clone(&common),
+        };
         Self {
             table: RwLock::new(Arc::new(table)),
             doubted: AtomicBool::new(false),
             learning: Mutex::default(),
-            wait,
+            common,
         }
     }
 
@@ -273,19 +279,20 @@ impl Routes {
             if table.is_native() { &table.nodes[..] } else { &table.nodes[table.cell.clone()] };
         let count = some.len();
         let others = (0..count).map(|at| Arc::clone(&some[(at + learning.turn) % count]));
-        let mut budget = Budget::new(self.wait, deadline);
         for node in first.into_iter().chain(others) {
             let mut link = locked(&node.link);
             if !link.may_be_asked() {
                 continue;
             }
+            let mut budget = link.budget(deadline, 0);
             let outcome = link.map(&node.address, &mut budget);
-            // The next one would be blamed for what this one took.
-            let late = matches!(outcome, Err(Trouble::Late | Trouble::OutOfTime));
+            link.put_back(&budget);
+            // For one wait in all.
+            let late = matches!(outcome, Err(Trouble::Late | Trouble::Slow | Trouble::OutOfTime));
             match link.settle(outcome) {
                 Some(Map::Runs(runs)) if !runs.is_empty() => {
                     drop(link);
-                    return self.take(&node.address, &runs, &mut budget);
+                    return self.take(&node.address, &runs, deadline);
                 }
                 Some(Map::Runs(_)) => {}
                 Some(Map::Without(words)) if sent || table.is_native() => {
@@ -312,7 +319,7 @@ impl Routes {
     }
 
     /// From now on these slots count.
-    fn take(&self, from: &Address, runs: &[Run], budget: &mut Budget) {
+    fn take(&self, from: &Address, runs: &[Run], deadline: Instant) {
         let mut gone = Vec::new();
         self.put(|table| {
             let (new, left) = table.with_slots(from, runs);
@@ -322,7 +329,8 @@ impl Routes {
         // What was sent to them is answered, or nobody will know.
         for node in gone {
             let mut link = locked(&node.link);
-            let outcome = link.flush(budget);
+            let mut budget = link.budget(deadline, 0);
+            let outcome = link.flush(&mut budget);
             link.settle(outcome);
         }
     }
@@ -344,7 +352,7 @@ mod tests {
     #[test]
     fn the_list_is_where_to_start() {
         let servers = parse_servers("redis://u:word@seed:1,b:2").unwrap();
-        let routes = Routes::new(&servers, Duration::ZERO, Weak::new());
+        let routes = Routes::new(&servers, Circumstances::default());
         let table = routes.table();
         assert_eq!(
             (table.server(1, b"foo"), shown(&table)),
@@ -372,7 +380,7 @@ mod tests {
     #[test]
     fn who_names_servers_without_end_is_not_believed() {
         let servers = parse_servers("redis://seed:1").unwrap();
-        let routes = Routes::new(&servers, Duration::ZERO, Weak::new());
+        let routes = Routes::new(&servers, Circumstances::default());
         let runs: Vec<Run> = (0..5_000).map(|i| run(i, i, Some("x"), i + 1)).collect();
         let (table, _) = routes.table().with_slots(&servers.all[0], &runs);
         assert_eq!(table.nodes().len(), MOST_NODES + 1);

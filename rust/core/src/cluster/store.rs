@@ -3,22 +3,29 @@
 use super::address::{Address, Servers};
 use super::budget::{Budget, Trouble, wait_of_environment};
 use super::connection::{Connection, Reply};
-use super::link::{Found, Link, MAX_VALUE, Outcome, ServerStats, Wanted};
+use super::link::{Arrivals, Link, MAX_VALUE, Outcome, ServerStats, Tally};
 use super::placement::Placement;
+use super::questions::Wanted;
+use super::rests::Circumstances;
 use super::routes::{Node, Routes, Table, locked};
 use super::slots::{Elsewhere, Refused};
-use super::value::{FRONT, Front, Secret, tagged};
+use super::tags::{CHUNK, CHUNKS};
+use super::value::{FRONT, Front, Secret, completed, tagged};
 use crate::error::{Error, Kind, Result};
 use crate::fault::{Fault, active as broken};
 use crate::records::RecordStore;
 use crate::records::portable::{self, HEAD, Head, schema_hash};
 use crate::sys::per_process::PerProcess;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::IoSlice;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
+use xxhash_rust::xxh3::xxh3_64;
 
+/// What all names of ours begin with.
+const ALL: &str = "stocache:";
 /// Names that a server is asked for, or told, at once.
 const NAMES_AT_ONCE: usize = 1000;
 /// Lists of names that a server may give: a thousand million names. Who gives more has no end.
@@ -28,8 +35,10 @@ const LONGEST_NAME: usize = 1 << 10;
 const LONGEST_INFO: usize = 1 << 20;
 /// Schemas that are kept until memory knows them.
 const MOST_SCHEMAS: usize = 4096;
-/// Each step of what is not for a batch may take so long.
+/// What is not for a batch may take so long, beside lists of all names.
 const STEP: Duration = Duration::from_secs(5);
+/// The names of one server may take so long.
+const LIST: Duration = Duration::from_secs(60);
 /// How often servers may send us elsewhere for one value: a slot that moves once more meanwhile is a miss.
 const MOST_TURNS: usize = 3;
 /// How often all servers are looked through for what has moved meanwhile.
@@ -79,8 +88,10 @@ pub struct Received {
 #[allow(missing_docs)] // the names say it
 pub struct Holding {
     pub address: String,
-    /// None: it does not answer.
+    /// Of this dataset. None: it does not answer.
     pub samples: Option<u64>,
+    /// Of all datasets and stores of stocache's.
+    pub values: u64,
     pub used_bytes: u64,
     /// 0: it has no bound.
     pub max_bytes: u64,
@@ -128,26 +139,109 @@ impl Receiver for Values {
     fn take_back(&mut self, _: Value) {}
 }
 
+/// Values on their way: short ones are looked at together, for that is faster.
+struct Arriving<'a, R: Receiver> {
+    store: &'a ClusterStore,
+    receiver: &'a mut R,
+    /// Values that were read, of which nobody knows yet who wrote them; of one length.
+    pending: Vec<Pending<R::Memory>>,
+    /// Memory for the next schema, and the last that was kept.
+    schema: Vec<u8>,
+    last_schema: Vec<u8>,
+    tally: Tally,
+}
+
+struct Pending<M> {
+    front: Front,
+    /// The record, and behind it all that is tagged, so many bytes together.
+    memory: M,
+    tagged: usize,
+}
+
+impl<R: Receiver> Arriving<'_, R> {
+    /// Gives what the job's secret has written, and takes back the rest.
+    fn look_at_pending(&mut self) {
+        let mut pending = std::mem::take(&mut self.pending);
+        let values: Vec<(&[u8], &Front)> = pending
+            .iter_mut()
+            .map(|one| (&R::room(&mut one.memory)[..one.tagged], &one.front))
+            .collect();
+        let are_ours = self.store.secret.are_ours(&values);
+        for (mut one, is_ours) in pending.drain(..).zip(are_ours) {
+            if !is_ours {
+                self.receiver.take_back(one.memory);
+                self.tally.forged += 1;
+                continue;
+            }
+            let schema = &R::room(&mut one.memory)[one.front.record_len..][..one.front.schema_len];
+            if schema != self.last_schema {
+                self.store.keep_schema(schema);
+                self.last_schema.clear();
+                self.last_schema.extend_from_slice(schema);
+            }
+            let taken = self.receiver.done(one.memory);
+            self.tally.ours += u64::from(taken);
+            self.tally.unwanted += u64::from(!taken);
+        }
+        self.pending = pending;
+    }
+
+    fn tally(&mut self) -> Tally {
+        self.look_at_pending();
+        std::mem::take(&mut self.tally)
+    }
+}
+
+impl<R: Receiver> Arrivals for Arriving<'_, R> {
+    fn read(
+        &mut self,
+        connection: &mut Connection,
+        wanted: &Wanted,
+        len: usize,
+        budget: &mut Budget,
+    ) -> Outcome<()> {
+        let mut front = [0; FRONT];
+        let here = len.min(FRONT);
+        connection.read(&mut front[..here], budget)?;
+        let Some(front) = Front::parse(&front, len) else {
+            connection.skip(len - here, budget)?;
+            connection.end_of_bulk(budget)?;
+            self.tally.forged += 1;
+            return Ok(());
+        };
+        self.schema.resize(front.schema_len, 0);
+        connection.read(&mut self.schema, budget)?;
+        let tagged = tagged(front.record_len, front.schema_len, wanted.name.len());
+        let Some(mut memory) = self.receiver.lend(wanted.which, front.record_len, tagged) else {
+            connection.skip(front.record_len, budget)?;
+            connection.end_of_bulk(budget)?;
+            self.tally.unwanted += 1;
+            return Ok(());
+        };
+        connection.read(&mut memory, budget)?;
+        connection.end_of_bulk(budget)?;
+        completed(&front, &wanted.name, &self.schema, R::room(&mut memory));
+        if self.pending.first().is_some_and(|first| first.tagged != tagged) {
+            self.look_at_pending();
+        }
+        self.pending.push(Pending { front, memory, tagged });
+        if tagged >= CHUNKS * CHUNK || self.pending.len() == CHUNKS {
+            self.look_at_pending();
+        }
+        Ok(())
+    }
+}
+
 /// Does something with names on a server.
 type TakeNames<'a> = dyn FnMut(&mut Link, &[Vec<u8>]) -> Outcome<()> + 'a;
 
-/// How long an operation may wait for whom.
+/// So many servers did not answer in time.
 #[derive(Default)]
-struct Budgets {
-    /// What is left of those that were waited for.
-    kept: Vec<(Arc<Node>, Budget)>,
-    /// So many servers did not answer in time.
-    late: usize,
-}
+struct Late(usize);
 
-impl Budgets {
-    fn take(&mut self, node: &Arc<Node>) -> Option<Budget> {
-        let at = self.kept.iter().position(|(waited, _)| Arc::ptr_eq(waited, node))?;
-        Some(self.kept.swap_remove(at).1)
-    }
-
+impl Late {
     fn note<T>(&mut self, outcome: &Outcome<T>) {
-        self.late += usize::from(matches!(outcome, Err(Trouble::Late)));
+        self.0 += usize::from(matches!(outcome, Err(Trouble::Late)));
     }
 }
 
@@ -191,7 +285,7 @@ impl ClusterStore {
             placement: Placement::new(&options.servers),
             secret: Secret::new(&options.secret),
             wait: wait_of_environment(),
-            prefix: format!("stocache:{}:{:032x}:", options.name, options.fingerprint),
+            prefix: format!("{ALL}{}:{:032x}:", options.name, options.fingerprint),
             memory: OnceLock::new(),
             routes: PerProcess::new(),
             inherited: OnceLock::new(),
@@ -213,8 +307,11 @@ impl ClusterStore {
 
     /// A forked child makes its own: on its parent's connection each would get the other's answers.
     fn routes(&self) -> &Routes {
-        let memory = || self.memory.get().cloned().unwrap_or_default();
-        let make = || Routes::new(&self.options.servers, self.wait, memory());
+        let make = || {
+            let memory = self.memory.get().cloned().unwrap_or_default();
+            let common = Circumstances { memory, wait: self.wait, ..Circumstances::default() };
+            Routes::new(&self.options.servers, common)
+        };
         if broken(Fault::InheritConnections) {
             return self.inherited.get_or_init(make);
         }
@@ -279,11 +376,9 @@ impl ClusterStore {
                 None => routes.doubt(),
             }
         }
-        // Each server is waited for once, however often others send us there.
-        let mut budgets = Budgets::default();
+        let mut late = Late::default();
         for turn in 1..=MOST_TURNS {
-            let sent =
-                self.get_once(&table, &wanted, receiver, &mut budgets, &mut received, deadline);
+            let sent = self.get_once(&table, &wanted, receiver, &mut late, &mut received, deadline);
             if sent.is_empty() || turn == MOST_TURNS || broken(Fault::IgnoreMoved) {
                 break;
             }
@@ -298,7 +393,7 @@ impl ClusterStore {
         table: &Table,
         wanted: &PerServer,
         receiver: &mut R,
-        budgets: &mut Budgets,
+        late: &mut Late,
         received: &mut Received,
         deadline: Instant,
     ) -> Vec<(usize, usize, Elsewhere)> {
@@ -314,35 +409,40 @@ impl ClusterStore {
                 }
                 continue;
             }
-            let mut budget = budgets.take(node).unwrap_or_else(|| self.budget(deadline));
-            budget.shorten(budgets.late);
-            let outcome = link.ask(&node.address, wanted, &mut budget);
-            budgets.note(&outcome);
+            let mut budget = link.budget(deadline, late.0);
+            let outcome = link.ask(&node.address, wanted, table.is_native(), &mut budget);
+            link.put_back(&budget);
+            late.note(&outcome);
             match link.settle(outcome) {
-                Some(count) => asked.push((at, link, wanted, count, budget)),
+                Some(questions) => asked.push((at, link, questions)),
                 None => received.errors += 1,
             }
         }
+        let mut first = true;
         let mut all_sent = Vec::new();
-        let mut schema = (Vec::new(), Vec::new());
-        for (at, mut link, wanted, count, mut budget) in asked {
-            let mut arrived =
-                |connection: &mut Connection, one: &Wanted, len: usize, budget: &mut Budget| {
-                    let found = self.read(connection, one, len, budget, receiver, &mut schema)?;
-                    received.hits += u64::from(found == Found::Ours);
-                    Ok(found)
-                };
+        let mut arriving = Arriving {
+            store: self,
+            receiver,
+            pending: Vec::new(),
+            schema: Vec::new(),
+            last_schema: Vec::new(),
+            tally: Tally::default(),
+        };
+        for (at, mut link, questions) in asked {
             let mut sent = Vec::new();
-            let first = budgets.kept.is_empty();
-            budget.shorten(budgets.late);
-            let outcome = link.receive(wanted, count, &mut budget, &mut arrived, &mut sent, first);
-            budgets.note(&outcome);
+            let mut budget = link.budget(deadline, late.0);
+            let outcome = link.receive(questions, &mut budget, &mut arriving, &mut sent, first);
+            let tally = arriving.tally();
+            received.hits += tally.ours;
+            let outcome = outcome.and(link.note(&tally));
+            link.put_back(&budget);
+            late.note(&outcome);
+            first = false;
             let trouble = link.settle(outcome).is_none();
             received.errors += u64::from(trouble);
             if link.was_turned_away() || trouble && table.is_native() {
                 routes.doubt();
             }
-            budgets.kept.push((Arc::clone(&table.nodes()[at]), budget));
             all_sent.extend(sent.into_iter().map(|(which, to)| (at, which, to)));
         }
         all_sent
@@ -367,45 +467,6 @@ impl ClusterStore {
             }
         }
         (new, next)
-    }
-
-    /// Reads a value of so many bytes, all of it. `schemas` are the last that was kept and memory for the next.
-    fn read<R: Receiver>(
-        &self,
-        connection: &mut Connection,
-        wanted: &Wanted,
-        len: usize,
-        budget: &mut Budget,
-        receiver: &mut R,
-        (last, schema): &mut (Vec<u8>, Vec<u8>),
-    ) -> Outcome<Found> {
-        let mut front = [0; FRONT];
-        let here = len.min(FRONT);
-        connection.read(&mut front[..here], budget)?;
-        let Some(front) = Front::parse(&front, len) else {
-            connection.skip(len - here, budget)?;
-            connection.end_of_bulk(budget)?;
-            return Ok(Found::Forged);
-        };
-        schema.resize(front.schema_len, 0);
-        connection.read(schema, budget)?;
-        let room = tagged(front.record_len, schema.len(), wanted.name.len());
-        let Some(mut memory) = receiver.lend(wanted.which, front.record_len, room) else {
-            connection.skip(front.record_len, budget)?;
-            connection.end_of_bulk(budget)?;
-            return Ok(Found::Unwanted);
-        };
-        connection.read(&mut memory, budget)?;
-        connection.end_of_bulk(budget)?;
-        if !self.secret.is_ours(&front, &wanted.name, schema, R::room(&mut memory)) {
-            receiver.take_back(memory);
-            return Ok(Found::Forged);
-        }
-        if schema != last {
-            self.keep_schema(schema);
-            last.clone_from(schema);
-        }
-        Ok(if receiver.done(memory) { Found::Ours } else { Found::Unwanted })
     }
 
     /// Takes a record to be written, with its schema; false if its server takes nothing now.
@@ -453,8 +514,9 @@ impl ClusterStore {
             return false;
         }
         let ttl = self.options.ttl.as_millis() as u64;
-        let mut budget = self.budget(deadline);
+        let mut budget = link.budget(deadline, 0);
         let outcome = link.set(&node.address, name, &value, ttl, &mut budget);
+        link.put_back(&budget);
         let taken = link.settle(outcome);
         if link.was_turned_away() || taken.is_none() && table.is_native() {
             routes.doubt();
@@ -470,10 +532,11 @@ impl ClusterStore {
         });
         self.get_named(wanted, &mut values, deadline);
         let opened = |(&key, value): (&u128, Option<Vec<u8>>)| {
-            let value = value?;
-            let (head, bytes) =
-                portable::open(&value, key as u64, self.options.fingerprint).ok()?;
-            Some((self.schema(head.schema?)?, bytes.to_vec()))
+            let mut value = value?;
+            let opened = portable::open_vouched(&value, key as u64, self.options.fingerprint);
+            let schema = self.schema(opened.ok()?.0.schema?)?;
+            value.drain(..HEAD);
+            Some((schema, value))
         };
         keys.iter().zip(values.0).map(opened).collect()
     }
@@ -498,26 +561,41 @@ impl ClusterStore {
         self.put_named(self.server(low), name.as_bytes(), schema, &[&sealed, bytes], deadline)
     }
 
-    /// Waits until what this process gave is answered; whether all of it is.
+    /// Waits until what this process gave is answered; whether all of it is. A server that hangs takes its part of
+    /// the time from the others, and no more.
     pub fn flush(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let mut good = true;
         let Some(routes) = self.routes.get() else { return good };
-        let mut budgets = Budgets::default();
-        for node in routes.table().nodes() {
+        let table = routes.table();
+        let mut behind: Vec<&Arc<Node>> = table.nodes().iter().collect();
+        behind.retain(|node| locked(&node.link).behind() > 0);
+        for (at, node) in behind.iter().enumerate() {
+            let left = until.saturating_duration_since(Instant::now());
+            let part = left / (behind.len() - at) as u32;
             let mut link = locked(&node.link);
-            if link.is_behind() {
-                let mut budget = self.budget(until);
-                budget.shorten(budgets.late);
-                let outcome = link.flush(&mut budget);
-                budgets.note(&outcome);
-                good &= link.settle(outcome).is_some();
-                if link.was_turned_away() {
-                    routes.doubt();
+            let outcome = link.flush(&mut Budget::new(part, Instant::now() + part));
+            good &= match outcome {
+                Err(Trouble::Late | Trouble::Slow | Trouble::OutOfTime) => {
+                    link.tell_lost(patience);
+                    false
                 }
+                outcome => link.settle(outcome).is_some(),
+            };
+            if link.was_turned_away() {
+                routes.doubt();
             }
         }
         good
+    }
+
+    /// What servers answered since this was asked last: values that they took, values that are lost, times of
+    /// trouble.
+    pub fn take_counts(&self) -> (u64, u64, u64) {
+        let Some(routes) = self.routes.get() else { return (0, 0, 0) };
+        let counts = &routes.common.counts;
+        let take = |count: &AtomicU64| count.swap(0, Relaxed);
+        (take(&counts.fills), take(&counts.dropped), take(&counts.errors))
     }
 
     // Schemas
@@ -556,10 +634,17 @@ impl ClusterStore {
                     );
                     return Err(Error::new(Kind::State, message));
                 }
-                let outcome = self.each_name(&mut link, &node.address, &mut |link, names| {
-                    moved = self.unlink(link, &node.address, names)?.or(moved.take());
-                    Ok(())
-                });
+                let until = Instant::now() + LIST;
+                let outcome = self.each_name(
+                    &mut link,
+                    &node.address,
+                    &self.prefix,
+                    until,
+                    &mut |link, names| {
+                        moved = self.unlink(link, &node.address, names, until)?.or(moved.take());
+                        Ok(())
+                    },
+                );
                 if let Err(trouble) = outcome {
                     let (address, words) = (&node.address, trouble.in_words());
                     link.settle::<()>(Err(trouble));
@@ -587,10 +672,11 @@ impl ClusterStore {
         link: &mut Link,
         address: &Address,
         names: &[Vec<u8>],
+        until: Instant,
     ) -> Outcome<Option<String>> {
         let mut moved = None;
         for names in names.chunks(NAMES_AT_ONCE) {
-            let mut budget = self.budget(Instant::now() + STEP);
+            let mut budget = self.budget(until);
             let connection = link.clean(address, &mut budget)?;
             names.iter().for_each(|name| connection.queue(&[b"UNLINK", name]));
             connection.send(&mut budget)?;
@@ -612,24 +698,27 @@ impl ClusterStore {
     pub fn holdings(&self) -> Vec<Holding> {
         let of = |node: &Arc<Node>| {
             let mut link = locked(&node.link);
-            let outcome = if link.may_be_asked() {
-                self.holding(&mut link, &node.address)
-            } else {
-                Err(Trouble::OutOfTime)
-            };
             let nothing = Holding { address: node.address.to_string(), ..Holding::default() };
+            if !link.may_be_asked() {
+                return nothing;
+            }
+            let outcome = self.holding(&mut link, &node.address);
             link.settle(outcome).unwrap_or(nothing)
         };
         self.routes().known(Instant::now() + STEP).of_the_cell().iter().map(of).collect()
     }
 
     fn holding(&self, link: &mut Link, address: &Address) -> Outcome<Holding> {
-        let mut samples = 0;
-        self.each_name(link, address, &mut |_, names| {
-            samples += names.len() as u64;
+        let until = Instant::now() + LIST;
+        let (mut seen, mut samples) = (HashSet::new(), 0);
+        self.each_name(link, address, ALL, until, &mut |_, names| {
+            // A name may come twice.
+            let mut new: Vec<_> = names.iter().filter(|name| seen.insert(xxh3_64(name))).collect();
+            new.retain(|name| name.starts_with(self.prefix.as_bytes()));
+            samples += new.len() as u64;
             Ok(())
         })?;
-        let mut budget = self.budget(Instant::now() + STEP);
+        let mut budget = self.budget(until);
         let connection = link.clean(address, &mut budget)?;
         connection.queue(&[b"INFO"]);
         connection.send(&mut budget)?;
@@ -650,23 +739,26 @@ impl ClusterStore {
         Ok(Holding {
             address: address.to_string(),
             samples: Some(samples),
+            values: seen.len() as u64,
             used_bytes: field("used_memory").parse().unwrap_or(0),
             max_bytes: field("maxmemory").parse().unwrap_or(0),
             version,
         })
     }
 
-    /// Every name of this dataset on a server, some at a time; a name may come twice.
+    /// Every name on a server that begins so, some at a time; a name may come twice.
     fn each_name(
         &self,
         link: &mut Link,
         address: &Address,
+        prefix: &str,
+        until: Instant,
         take: &mut TakeNames<'_>,
     ) -> Outcome<()> {
-        let pattern = format!("{}*", self.prefix);
+        let pattern = format!("{prefix}*");
         let mut cursor = b"0".to_vec();
         for _ in 0..MOST_LISTS {
-            let mut budget = self.budget(Instant::now() + STEP);
+            let mut budget = self.budget(until);
             let connection = link.clean(address, &mut budget)?;
             let count = NAMES_AT_ONCE.to_string();
             connection.queue(&[
@@ -702,6 +794,7 @@ impl ClusterStore {
                 take(link, &names)?;
             }
             if cursor == b"0" {
+                link.answered();
                 return Ok(());
             }
         }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // signals and forks
 
 mod native;
+mod waits;
 
 use super::budget::{Budget, TAKEN, Trouble, wait_of_environment};
 use super::connection::{Connection, Reply};
@@ -309,13 +310,19 @@ fn forged_and_moved_and_damaged_values_are_misses() {
         }
         plant(key, &other);
     }
-    let (found, received) = get(&store, &keys);
-    assert_eq!((found.len(), received), (0, NONE));
-    let seen = &store.stats()[0];
-    assert_eq!((seen.forged, seen.hits, seen.errors), (VALUES, VALUES, 0));
+    let (few, many) = keys.split_at(500);
+    assert_eq!(get(&store, few).1, NONE);
     assert!(store.news().unwrap().contains("secret"));
     assert!(put(&store, 3, &value(3)), "and written anew");
     assert_eq!(get(&store, &[3]).0.len(), 1);
+    // So many in a row are somebody else's: what is written there is soon overwritten.
+    assert_eq!(get(&store, many).1, TROUBLE);
+    let seen = &store.stats()[0];
+    assert_eq!((seen.forged, seen.hits, seen.errors), (VALUES, VALUES + 1, 1));
+    assert!(!put(&store, 4, &value(4)) && get(&store, many).1 == NONE, "it is left alone");
+    rest();
+    assert_eq!(get(&store, &[3]).0.len(), 1);
+    assert!(put(&store, 4, &value(4)));
 }
 
 #[test]
@@ -360,7 +367,7 @@ fn one_operation_takes_one_wait_from_a_hung_server() {
     for (at, operation) in operations.iter().enumerate() {
         let store = store(&url(&[hangs()]), b"secret", FINGERPRINT);
         let first = taken(&|| operation(&store));
-        assert!(first > wait / 2 && first <= wait, "{at}: {first:?}");
+        assert!(first > wait / 2 && first <= wait + wait / 10, "{at}: {first:?}");
         if at == 3 {
             continue; // who clears is told, and tries again at once if it wants to
         }
@@ -392,7 +399,7 @@ fn the_processes_of_a_node_wait_once_for_a_hung_server() {
     assert!(stores.iter().all(|store| store.stats()[0].resting));
     let mut tried = 0;
     for _ in 0..2 {
-        rest(); // the second is of 800 ms
+        rest();
         tried += waits().iter().filter(|waited| **waited).count();
     }
     assert_eq!(tried, 2, "one tries for all");
@@ -420,7 +427,7 @@ fn a_rest_that_cannot_be_is_none() {
     }
 }
 
-fn node_memory() -> std::sync::Arc<RecordStore> {
+pub(crate) fn node_memory() -> std::sync::Arc<RecordStore> {
     let geometry = Geometry::Records(RecordsGeometry::plan(1 << 20, 100, false).unwrap());
     let request = Request {
         backing: Backing::Memfd,
@@ -432,15 +439,17 @@ fn node_memory() -> std::sync::Arc<RecordStore> {
 
 /// All at once, as when a network goes: each is asked before the first is waited for.
 #[test]
-fn many_hung_servers_take_little_more_than_one_wait() {
+fn many_hung_servers_take_two_waits_at_the_most() {
+    const WAIT: Duration = Duration::from_millis(400);
     let hangs = || pretended(|_| std::thread::sleep(Duration::from_secs(600)));
-    let ports: Vec<u16> = (0..8).map(|_| hangs()).collect();
-    let store = store(&url(&ports), b"secret", FINGERPRINT);
-    let keys: Vec<u64> = (0..200).collect();
-    TAKEN.set(Duration::ZERO);
-    assert_eq!(get(&store, &keys).1, Received { hits: 0, errors: 8 });
-    let wait = wait_of_environment();
-    assert!(TAKEN.get() > wait / 2 && TAKEN.get() <= wait * 3 / 2, "{:?}", TAKEN.get());
+    for servers in [8, 100] {
+        let ports: Vec<u16> = (0..servers).map(|_| hangs()).collect();
+        let store = store(&url(&ports), b"secret", FINGERPRINT).waiting(WAIT);
+        let keys: Vec<u64> = (0..5000).collect();
+        TAKEN.set(Duration::ZERO);
+        assert_eq!(get(&store, &keys).1, Received { hits: 0, errors: servers });
+        assert!(TAKEN.get() > WAIT / 2 && TAKEN.get() <= WAIT * 2 + WAIT / 8, "{:?}", TAKEN.get());
+    }
 }
 
 /// A server that answers, beside one that hangs, is used in the same operation and after it.
@@ -503,6 +512,9 @@ fn a_full_server_takes_nothing_and_gives_what_it_has() {
     assert!(!put(&store, 1000, &bytes), "it rests from writing");
     let seen = store.stats()[0].clone();
     assert!(seen.dropped > 0 && seen.fills > 0 && seen.errors == 0, "{seen:?}");
+    assert_eq!(seen.fills, store.holdings()[0].samples.unwrap());
+    assert_eq!(store.take_counts(), (seen.fills, seen.dropped, 0), "as it was answered");
+    assert_eq!(store.take_counts(), (0, 0, 0));
     assert!(store.news().unwrap().contains("takes no more samples"));
     let keys: Vec<u64> = (0..100).collect();
     let mut keeps = Keeps { keys: &keys, got: BTreeMap::new() };

@@ -8,11 +8,13 @@
 //!    …  the record (records/portable.rs)
 //! ```
 //!
-//! The tag is of the record, the schema, the name, zeros, and the three lengths: of so many chunks of BLAKE3 as a
-//! processor works on at once, for on one alone it is four times slower. So it covers the name under which the value lies, which says the dataset, its fingerprint and the sample;
-//! the schema; and the record. So a value that somebody else wrote, that was moved to another name, or that was
-//! cut or changed, is none. The schema is in each value: no other key is needed, and none can be evicted alone.
+//! The tag is of the record, the schema, the name, zeros, and the three lengths: whole chunks of BLAKE3, as many as
+//! a processor works on at once (`tags`). So it covers the name under which the value lies, which says the dataset,
+//! its fingerprint and the sample; the schema; and the record. A value that somebody else wrote, that was moved to
+//! another name, or that was cut or changed, is none. The schema is in each value: no other key is needed, and none
+//! can be evicted alone.
 
+use super::tags::{CHUNK, CHUNKS, Key};
 use crate::fault::{Fault, active as broken};
 use crate::records::portable::HEAD;
 use blake3::Hasher;
@@ -23,18 +25,15 @@ pub(super) const FRONT: usize = 40;
 /// A longer schema is none.
 const MOST_SCHEMA: usize = 1 << 20;
 const TAG: std::ops::Range<usize> = 8..FRONT;
-/// What BLAKE3 works on at a time; and so many of them a processor can do at once.
-const CHUNK: usize = 1024;
-const CHUNKS: usize = 16;
 /// The lengths, at the end of what is tagged.
 const LENGTHS: usize = 24;
 
 /// The job's secret, as a key.
-pub(super) struct Secret([u8; 32]);
+pub(super) struct Secret(Key);
 
 impl Secret {
     pub(super) fn new(words: &[u8]) -> Self {
-        Self(blake3::derive_key("stocache 2026 tag of a value on a server", words))
+        Self(Key::new(blake3::derive_key("stocache 2026 tag of a value on a server", words)))
     }
 
     /// A tag of these parts; each is told from the next by the lengths.
@@ -45,7 +44,7 @@ impl Secret {
         record_len: usize,
         record: impl Iterator<Item = &'a [u8]>,
     ) -> blake3::Hash {
-        let mut hasher = Hasher::new_keyed(&self.0);
+        let mut hasher = Hasher::new_keyed(self.0.bytes());
         record.for_each(|part| _ = hasher.update(part));
         let parts = record_len + schema.len() + name.len() + LENGTHS;
         let zeros = [0; CHUNK * CHUNKS];
@@ -70,27 +69,37 @@ impl Secret {
         front
     }
 
-    /// Whether somebody who has the secret wrote this, for this name. The record lies at the start of `memory`,
-    /// which is as long as `tagged` says.
-    pub(super) fn is_ours(
-        &self,
-        front: &Front,
-        name: &[u8],
-        schema: &[u8],
-        memory: &mut [u8],
-    ) -> bool {
-        let all = &mut memory[..tagged(front.record_len, schema.len(), name.len())];
-        let (_, rest) = all.split_at_mut(front.record_len);
-        let (to_schema, rest) = rest.split_at_mut(schema.len());
-        to_schema.copy_from_slice(schema);
-        let (to_name, rest) = rest.split_at_mut(name.len());
-        to_name.copy_from_slice(name);
-        let (zeros, to_lengths) = rest.split_at_mut(rest.len() - LENGTHS);
-        zeros.fill(0);
-        to_lengths.copy_from_slice(&lengths(front.record_len, schema.len(), name.len()));
+    /// Of each of these values, whether somebody who has the secret wrote it, for its name: what is tagged of it,
+    /// all of the same length, and the tag.
+    pub(super) fn are_ours(&self, values: &[(&[u8], &Front)]) -> Vec<bool> {
+        let tagged: Vec<&[u8]> = values.iter().map(|(tagged, _)| *tagged).collect();
+        let tags = self.0.tags(&tagged);
         // blake3 compares hashes in constant time.
-        broken(Fault::TrustServers) || blake3::keyed_hash(&self.0, all) == front.tag
+        let is_ours = |(tag, (_, front)): (blake3::Hash, &(&[u8], &Front))| {
+            broken(Fault::TrustServers) || tag == front.tag
+        };
+        tags.into_iter().zip(values).map(is_ours).collect()
     }
+}
+
+/// Puts behind a record, which lies at the start of `memory`, what else is tagged: all of it. The memory is as long
+/// as `tagged` says.
+pub(super) fn completed<'m>(
+    front: &Front,
+    name: &[u8],
+    schema: &[u8],
+    memory: &'m mut [u8],
+) -> &'m [u8] {
+    let all = &mut memory[..tagged(front.record_len, schema.len(), name.len())];
+    let (_, rest) = all.split_at_mut(front.record_len);
+    let (to_schema, rest) = rest.split_at_mut(schema.len());
+    to_schema.copy_from_slice(schema);
+    let (to_name, rest) = rest.split_at_mut(name.len());
+    to_name.copy_from_slice(name);
+    let (zeros, to_lengths) = rest.split_at_mut(rest.len() - LENGTHS);
+    zeros.fill(0);
+    to_lengths.copy_from_slice(&lengths(front.record_len, schema.len(), name.len()));
+    all
 }
 
 /// How many bytes a tag of such parts is of: whole chunks, as many as are done at once, or a multiple of that.
@@ -153,7 +162,8 @@ mod tests {
         let mut memory = vec![0xff; len.max(tagged(front.record_len, schema.len(), name.len()))];
         memory[..record.len()].copy_from_slice(record);
         let front = Front { record_len: record.len(), ..*front };
-        secret.is_ours(&front, name, schema, &mut memory) && memory.starts_with(record)
+        let all = completed(&front, name, schema, &mut memory);
+        secret.are_ours(&[(all, &front)]) == [true] && memory.starts_with(record)
     }
 
     #[test]

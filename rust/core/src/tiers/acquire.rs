@@ -4,9 +4,9 @@
 //!   wanted ── begin ──┬─ in memory ───────────────────────────────────────► there
 //!                     ├─ ours ──┬─ found below ──┬─ room in memory ───────► there
 //!                     │         │                └─ no room ──────────────► given
-//!                     │         └─ the caller loads it ── fill ──┬────────► there
-//!                     │                                          ├─ below
-//!                     │                                          └─ the caller alone has it
+//!                     │         └─ not below ── the caller loads it ── fill ──┬──► there
+//!                     │                                                       ├─ below
+//!                     │                                                       └─ the caller alone has it
 //!                     └─ another process loads it ── wait ── begin, once more
 //! ```
 //!
@@ -24,7 +24,7 @@ use std::cell::LazyCell;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Samples that somebody wants.
 pub struct Acquiring {
@@ -34,6 +34,8 @@ pub struct Acquiring {
     positions: HashMap<usize, usize>,
     /// Who claims: a forked child has nothing of its parent's.
     process: Me,
+    /// What levels of all nodes may take of the caller's time; none once one was asked in vain.
+    left: Duration,
     patience: Duration,
 }
 
@@ -104,8 +106,8 @@ impl Levels {
                 wanted.len() - 1
             });
         }
-        let process = Me::now();
-        Acquiring { levels: Arc::clone(self), wanted, positions, process, patience }
+        let (process, left) = (Me::now(), Levels::DEADLINE);
+        Acquiring { levels: Arc::clone(self), wanted, positions, process, left, patience }
     }
 }
 
@@ -365,6 +367,7 @@ impl Acquiring {
         let of = |these: &[usize]| these.iter().map(|&k| self.wanted[k].0).collect::<Vec<usize>>();
         let (near_indices, far_indices) = (of(&near), of(&far));
         let mut came = 0;
+        let left = &mut self.left;
         let mut arrived = |k: usize, fetched: Fetched| {
             let (index, state) = &mut self.wanted[k];
             let State::Ours(store) = *state else { return Some(fetched) };
@@ -387,8 +390,12 @@ impl Acquiring {
         };
         let by_threads = near.len() > 1 && levels.readers() > 1;
         let fetching = by_threads.then(|| levels.begin_claimed(near_indices.clone()));
-        if !far.is_empty() {
-            levels.fetch(&far_indices, &mut |which, fetched| arrived(far[which], fetched));
+        if !far.is_empty() && !left.is_zero() {
+            let began = Instant::now();
+            let mut arrived = |which: usize, fetched| arrived(far[which], fetched);
+            let in_time = levels.fetch_until(&far_indices, began + *left, &mut arrived);
+            let spent = if in_time || broken(Fault::AskOnInVain) { began.elapsed() } else { *left };
+            *left = left.saturating_sub(spent);
         }
         if let Some(fetching) = fetching {
             for (k, fetched) in near.iter().zip(fetching.wait()) {

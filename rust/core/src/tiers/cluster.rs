@@ -29,6 +29,14 @@ impl Cluster {
         }
     }
 
+    /// Counts what servers answered meanwhile, and what none was given.
+    fn count_answers(&self, refused: u64) {
+        let (fills, dropped, errors) = self.store.take_counts();
+        self.count(Count::ClusterFills, fills);
+        self.count(Count::ClusterDropped, dropped + refused);
+        self.count(Count::ClusterErrors, errors);
+    }
+
     /// The schema of that hash: what came with a value, or what memory has.
     fn known(&self, hash: u128) -> Option<Vec<u8>> {
         self.store.schema(hash).or_else(|| {
@@ -68,7 +76,10 @@ impl Tier for Cluster {
         let received = self.store.get_many(keys, &mut Lending(sink), deadline);
         self.count(Count::ClusterHits, received.hits);
         self.count(Count::ClusterMisses, keys.len() as u64 - received.hits);
-        self.count(Count::ClusterErrors, received.errors);
+        self.count_answers(0);
+        if received.errors > 0 {
+            sink.was_in_vain();
+        }
         Ok(())
     }
 
@@ -94,9 +105,7 @@ impl Tier for Cluster {
             let Some(schema) = schema else { continue };
             *taken = self.store.put(record.key, &schema, &record.head, record.parts, deadline);
         }
-        let fills = taken.iter().filter(|taken| **taken).count() as u64;
-        self.count(Count::ClusterFills, fills);
-        self.count(Count::ClusterDropped, records.len() as u64 - fills);
+        self.count_answers(taken.iter().filter(|taken| !**taken).count() as u64);
         Ok(())
     }
 
@@ -113,6 +122,7 @@ impl Tier for Cluster {
     /// Asks the servers what they hold.
     fn stats(&self) -> TierStats {
         let holdings = self.store.holdings();
+        self.count_answers(0);
         let sum = |of: fn(&crate::cluster::Holding) -> u64| holdings.iter().map(of).sum();
         let space = self.memory.space();
         let counters = space.counters();
@@ -146,7 +156,9 @@ impl Tier for Cluster {
     }
 
     fn flush(&self, patience: Duration) -> bool {
-        self.store.flush(patience)
+        let good = self.store.flush(patience);
+        self.count_answers(0);
+        good
     }
 
     fn news(&self) -> Option<String> {

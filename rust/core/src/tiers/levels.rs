@@ -1,8 +1,9 @@
 //! Memory and what is below it.
 //!
-//! A record comes up checked: the seal, the key, the dataset, and that its schema asks for no pickle
-//! and for no class that is not known here (`classes.rs`), whatever wrote it. A record goes down sealed,
-//! if its schema asks for no pickle. The seal finds damage; it is no proof of who wrote a record.
+//! A record comes up checked: the seal (unless its tier has compared all of it with a tag, which is more), the key,
+//! the dataset, and that its schema asks for no pickle and for no class that is not known here (`classes.rs`),
+//! whatever wrote it. A record goes down sealed, if its schema asks for no pickle. The seal finds damage; it is no
+//! proof of who wrote a record.
 //! Trouble of a tier is a miss that is counted; its first words are kept for whoever tells people.
 
 use super::ahead::Ahead;
@@ -20,9 +21,6 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// How long a level may take for what a batch lacks, before the samples are loaded instead.
-const DEADLINE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 10_000 });
 
 /// Memory, and the tiers below it, the nearest first.
 pub struct Levels {
@@ -91,6 +89,10 @@ impl Fetched {
 }
 
 impl Levels {
+    /// How long a level may take for what a batch lacks, before the samples are loaded instead.
+    pub(super) const DEADLINE: Duration =
+        Duration::from_millis(if cfg!(test) { 300 } else { 10_000 });
+
     /// Memory alone, or with these tiers below it, the nearest first.
     pub fn new(memory: Arc<RecordStore>, below: Vec<Box<dyn Tier>>) -> Arc<Self> {
         let level = |tier: Box<dyn Tier>| Level {
@@ -245,11 +247,21 @@ impl Levels {
         indices: &[usize],
         arrived: &mut dyn FnMut(usize, Fetched) -> Option<Fetched>,
     ) {
-        let (deadline, since) = (Self::deadline(), self.memory.emptied());
+        self.fetch_until(indices, Self::deadline(), arrived);
+    }
+
+    /// The same until then; false if a level let us wait in vain.
+    pub(super) fn fetch_until(
+        &self,
+        indices: &[usize],
+        deadline: Instant,
+        arrived: &mut dyn FnMut(usize, Fetched) -> Option<Fetched>,
+    ) -> bool {
+        let (since, mut in_vain) = (self.memory.emptied(), false);
         let mut missing: Vec<usize> = (0..indices.len()).collect();
         for (from, level) in self.below.iter().enumerate() {
             if missing.is_empty() {
-                return;
+                break;
             }
             let keys: Vec<u64> = missing.iter().map(|&which| indices[which] as u64).collect();
             let mut arriving = Arriving {
@@ -262,21 +274,24 @@ impl Levels {
                 since,
                 unknown: Vec::new(),
                 damaged: 0,
+                in_vain: false,
                 arrived: &mut |which, fetched| arrived(missing[which], fetched),
             };
             level.count_error(level.tier.get_many(&keys, &mut arriving, deadline));
             arriving.learn_schemas(level);
+            in_vain |= arriving.in_vain;
             let Arriving { wanted, damaged, .. } = arriving;
             level.damaged.fetch_add(damaged, Ordering::Relaxed);
             let found = wanted.iter().filter(|&&wanted| !wanted).count();
             level.fetched.fetch_add(found as u64, Ordering::Relaxed);
             missing = missing.iter().zip(&wanted).filter(|(_, w)| **w).map(|(&m, _)| m).collect();
         }
+        !in_vain
     }
 
     /// Until when levels below may take what they are given now.
     pub(super) fn deadline() -> Instant {
-        Instant::now() + DEADLINE
+        Instant::now() + Self::DEADLINE
     }
 
     /// Gives records to the levels of this node, each to the first that takes it; whether one did.
@@ -396,7 +411,7 @@ impl Levels {
     /// None if there is no memory: a length that a tier says may be anything.
     fn buffer(&self, len: usize) -> Option<Pages> {
         let kept = self.buffers.try_lock().ok().and_then(|mut kept| kept.take(len));
-        kept.or_else(|| Pages::new(len))
+        kept.or_else(|| Pages::new(Buffers::room(len)))
     }
 
     /// Takes memory back, for the next record.
@@ -449,6 +464,7 @@ struct Arriving<'a> {
     /// Whole records of schemas that memory does not know.
     unknown: Vec<(Lent, usize, u128)>,
     damaged: u64,
+    in_vain: bool,
     arrived: &'a mut dyn FnMut(usize, Fetched) -> Option<Fetched>,
 }
 
@@ -500,6 +516,10 @@ impl Sink for Arriving<'_> {
 
     fn take_back(&mut self, lent: Lent) {
         self.levels.keep(lent.into_memory().0);
+    }
+
+    fn was_in_vain(&mut self) {
+        self.in_vain = true;
     }
 }
 

@@ -109,6 +109,9 @@ pub trait Sink {
 
     /// Memory that was lent for a record which is given in other memory.
     fn take_back(&mut self, _lent: Lent) {}
+
+    /// Says that the tier let the caller wait in vain: for this caller it was asked often enough.
+    fn was_in_vain(&mut self) {}
 }
 
 /// Memory for one record.
