@@ -160,6 +160,9 @@ class Collation {
   // treats in a way of its own. Lengths of strings may differ. Throws only what `allocate` throws.
   // Needs no GIL. Once.
   bool plan(std::shared_ptr<const Schema> schema, const Allocate& allocate);
+  // The same by another batch of that schema, before any row is there.
+  bool plan_like(std::shared_ptr<const Schema> schema, const bridge::Layout& layout,
+                 const Allocate& allocate);
   // Begins to copy, on up to that many threads, this one included. Needs no GIL.
   void begin(size_t threads);
   // The batch, a new reference; once, after every row was copied. nullptr without a Python error if
@@ -168,6 +171,7 @@ class Collation {
   PyObject* finish();
 
  private:
+  void make_columns(const Allocate& allocate);
   Ref node(bool in_sequence);
   Ref strings(bool text, bool as_tuple);
   Ref object(const bridge::Node& node);

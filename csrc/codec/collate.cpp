@@ -69,6 +69,19 @@ Collation::Collation(::rust::Box<bridge::Batch> batch) : batch_(std::move(batch)
 bool Collation::plan(std::shared_ptr<const Schema> schema, const Allocate& allocate) {
   schema_ = std::move(schema);
   if (!batch_->lay_out(*schema_->impl_->parsed)) return false;
+  make_columns(allocate);
+  return true;
+}
+
+bool Collation::plan_like(std::shared_ptr<const Schema> schema, const bridge::Layout& layout,
+                          const Allocate& allocate) {
+  schema_ = std::move(schema);
+  if (!batch_->lay_out_like(layout)) return false;
+  make_columns(allocate);
+  return true;
+}
+
+void Collation::make_columns(const Allocate& allocate) {
   for (const auto& column : batch_->columns()) {
     const auto dtype = scalar_type(column.dtype);
     std::vector<int64_t> shape(column.sizes.begin(), column.sizes.end());
@@ -81,7 +94,6 @@ bool Collation::plan(std::shared_ptr<const Schema> schema, const Allocate& alloc
     columns_.push_back(std::move(made));
     are_turned_.push_back(column.channels_last);
   }
-  return true;
 }
 
 void Collation::begin(size_t threads) {

@@ -152,16 +152,31 @@ bool Gathering::give(uint32_t row, const Schema& schema, ::rust::Slice<const bri
   return batch.give_as(row, pieces, schema->parsed());
 }
 
-bool Gathering::begin() {
-  if (!schema_ || begun_) return true;
-  begun_ = true;
-  // Batches that are begun ahead in an inference mode may be used outside.
-  const c10::InferenceMode none(false);
-  const codec::Collation::Allocate allocate = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
+codec::Collation::Allocate Gathering::allocate() {
+  return [this](at::IntArrayRef sizes, at::ScalarType dtype) {
+    // Batches that are begun ahead in an inference mode may be used outside.
+    const c10::InferenceMode none(false);
     const auto type = c10::scalarTypeToTypeMeta(dtype);
     return shared_ ? shared_batch(sizes, type) : caches_[0]->buffers().take(sizes, type);
   };
-  if (!collation_.plan(schema_, allocate)) return false;
+}
+
+bool Gathering::begin() {
+  if (!schema_ || begun_) return true;
+  begun_ = true;
+  if (!collation_.plan(schema_, allocate())) return false;
+  collation_.begin(threads_);
+  return true;
+}
+
+bool Gathering::begin_as_usual() {
+  const auto& usual = caches_[0]->usual_layout();
+  if (begun_ || schema_ || fused_.pipeline || !usual.get() || !is_gathered(usual.schema())) {
+    return false;
+  }
+  if (!collation_.plan_like(usual.schema(), *usual.get(), allocate())) return false;
+  schema_ = usual.schema();
+  begun_ = as_usual_ = true;
   collation_.begin(threads_);
   return true;
 }
@@ -210,7 +225,8 @@ bool Gathering::arrive() {
 std::vector<int64_t> Gathering::receive(bridge::Acquiring& acquiring) {
   if (!possible_ || caches_.size() != 1) return {};
   auto& batch = collation_.batch();
-  if (!begun_) {
+  received_ = true;
+  if (!begun_ && !begin_as_usual()) {
     bool alike = false;
     {
       WithoutGil free;
@@ -222,7 +238,7 @@ std::vector<int64_t> Gathering::receive(bridge::Acquiring& acquiring) {
       ~Lent() { batch.return_lent(); }
     } lent{batch};
     possible_ = alike && agree_on_schema() && begin();
-    if (!begun_) return {};
+    if (!possible_ || !begun_) return {};
     WithoutGil free;
     translated([&] { batch.keep_lent(acquiring); });
   }
@@ -238,6 +254,16 @@ bool Gathering::is_there() const {
 }
 
 PyObject* Gathering::finish(const Loaded& loaded, const std::vector<uint64_t>& counted) {
+  PyObject* made = try_to_finish(loaded, counted);
+  if (made && received_) {
+    caches_[0]->usual_layout().note(schema_, collation_.batch());
+  } else if (as_usual_ && !made) {
+    caches_[0]->usual_layout().was_wrong();
+  }
+  return made;
+}
+
+PyObject* Gathering::try_to_finish(const Loaded& loaded, const std::vector<uint64_t>& counted) {
   if (!std::exchange(possible_, false)) return nullptr;
   // In a child, memory that processes share is that of its parent's batch.
   if (shared_ && process_ != getpid()) return nullptr;

@@ -84,6 +84,10 @@ class Gathering {
   bool give(uint32_t row, const Schema& schema, ::rust::Slice<const bridge::Part> pieces);
   // Makes the columns, if any record is there, and begins to copy.
   bool begin();
+  // The same by the batches before this one, if they are alike: whether that was done.
+  bool begin_as_usual();
+  codec::Collation::Allocate allocate();
+  PyObject* try_to_finish(const Loaded& loaded, const std::vector<uint64_t>& counted);
   // Waits for what is read from levels below memory; false if it is not gathered.
   bool arrive();
   bool give_absent(const Loaded& loaded);
@@ -99,6 +103,8 @@ class Gathering {
   // Whether samples in another memory format are left to torch, whose batches have it too.
   bool keeps_strides_ = false;
   bool possible_ = false, begun_ = false;
+  // Laid out before its first record; of what servers have.
+  bool as_usual_ = false, received_ = false;
   Schema schema_;
   // What was given: kept until the batch is finished.
   std::vector<codec::Encoded> encoded_;

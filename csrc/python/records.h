@@ -13,6 +13,7 @@
 
 #include "api/errors.h"
 #include "codec/codec.h"
+#include "python/usual_layout.h"
 #include "stocache-torch/src/bridge.rs.h"
 #include "tensor/buffers.h"
 
@@ -54,6 +55,8 @@ class RecordCache {
   Schema schema_of(uint16_t number);
   // Memory for batches that stay in this process.
   Buffers& buffers() { return buffers_; }
+  // How batches of what servers have are laid out.
+  UsualLayout& usual_layout() { return usual_layout_; }
 
  private:
   // A copy of the record that nobody changes; undefined if it is not there.
@@ -65,6 +68,7 @@ class RecordCache {
   std::vector<Schema> schemas_;
   std::unordered_map<std::string, uint16_t> numbers_;
   Buffers buffers_;
+  UsualLayout usual_layout_;
   bool told_ = false;
   bool has_below_ = false;
 };

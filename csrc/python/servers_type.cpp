@@ -33,12 +33,13 @@ PyObject* server_dicts(const ::rust::Vec<bridge::ClusterServer>& servers) {
     PyObject* samples = s.answers ? PyLong_FromUnsignedLongLong(s.samples) : Py_NewRef(Py_None);
     const auto seconds = [&s](size_t at) { return static_cast<double>(s.latency_nanos[at]) / 1e9; };
     PyObject* dict = Py_BuildValue(
-        "{s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:{s:d,s:d,s:d},s:N,s:N,s:K,s:K,s:s}", "address",
+        "{s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:{s:d,s:d,s:d},s:N,s:N,s:K,s:K,s:K,s:s}", "address",
         std::string(s.address).c_str(), "hits", s.hits, "misses", s.misses, "fills", s.fills,
         "dropped", s.dropped, "forged", s.forged, "errors", s.errors, "bytes_read", s.bytes_read,
         "bytes_written", s.bytes_written, "latency", "p50", seconds(0), "p90", seconds(1), "p99",
-        seconds(2), "resting", PyBool_FromLong(s.resting), "samples", samples, "used_bytes",
-        s.used_bytes, "max_bytes", s.max_bytes, "version", std::string(s.version).c_str());
+        seconds(2), "resting", PyBool_FromLong(s.resting), "samples", samples, "values", s.values,
+        "used_bytes", s.used_bytes, "max_bytes", s.max_bytes, "version",
+        std::string(s.version).c_str());
     if (!list || !dict || PyList_Append(list, dict) != 0) return nullptr;
     Py_DECREF(dict);
   }
@@ -230,7 +231,12 @@ PyObject* servers_new(PyTypeObject* type, PyObject*, PyObject*) {
 
 void servers_dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
-  reinterpret_cast<PyServers*>(self)->servers.~shared_ptr();
+  {
+    // It waits for answers to what was written. Nobody else has this object any more.
+    auto& servers = reinterpret_cast<PyServers*>(self)->servers;
+    const WithoutGil free(servers != nullptr);
+    servers.~shared_ptr();
+  }
   type->tp_free(self);
   Py_DECREF(type);
 }

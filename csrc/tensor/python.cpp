@@ -78,17 +78,16 @@ PyObject* call_guarded(PyObject* (*act)(void*), void* context) {
   try {
     return act(context);
   } catch (const PythonError&) {
-    return nullptr;
   } catch (const SpaceError& error) {
     PyErr_SetString(PyExc_MemoryError, error.what_without_backtrace());
-    return nullptr;
   } catch (const Interrupted&) {
     if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
-    return nullptr;
   } catch (const SystemError& error) {
     PyErr_SetString(PyExc_OSError, error.what_without_backtrace());
-    return nullptr;
   }
+  // Not returned from here: torch, which tells its warnings then, has to know that there is an
+  // error.
+  throw python_error();
   END_HANDLE_TH_ERRORS
 }
 

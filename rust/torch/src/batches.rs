@@ -10,6 +10,7 @@ use crate::schema::Schema;
 use std::sync::Arc;
 use stocache::batches::{self, Buffer, Fused, Gathered, Pieces, Row, Ticket};
 use stocache::tiers::Levels;
+use stocache::{Error, Kind};
 
 /// A batch in the making.
 pub struct Batch {
@@ -19,6 +20,9 @@ pub struct Batch {
     fused: Option<Fused>,
     batch: batches::Batch,
 }
+
+/// Which columns a batch has.
+pub struct Layout(batches::Layout);
 
 /// A batch of so many rows, none of which is there.
 pub fn new_batch(rows: usize) -> Box<Batch> {
@@ -117,6 +121,21 @@ impl Batch {
 
     pub fn lay_out(&mut self, schema: &Schema) -> bool {
         calm(false, || self.batch.lay_out(Arc::clone(schema.parsed())))
+    }
+
+    pub fn lay_out_like(&mut self, layout: &Layout) -> bool {
+        calm(false, || self.batch.lay_out_like(&layout.0))
+    }
+
+    pub fn is_laid_out_like(&self, layout: &Layout) -> bool {
+        calm(false, || self.batch.is_laid_out_like(&layout.0))
+    }
+
+    pub fn layout(&self) -> Result<Box<Layout>, Crossing> {
+        guard(|| {
+            let none = || Error::new(Kind::State, "a batch was not laid out");
+            Ok(Box::new(Layout(self.batch.layout().ok_or_else(none)?)))
+        })
     }
 
     pub fn columns(&self) -> Vec<ffi::Column> {

@@ -4,7 +4,7 @@
 pub use crate::acquiring::Acquiring;
 pub use crate::augment::Pipeline;
 use crate::augment::new_pipeline;
-pub use crate::batches::Batch;
+pub use crate::batches::{Batch, Layout};
 use crate::batches::{
     drop_batch, give_back_batches, new_batch, receive_batch, send_batch, take_batch,
 };
@@ -163,6 +163,8 @@ pub mod ffi {
         resting: bool,
         answers: bool,
         samples: u64,
+        /// Of all datasets.
+        values: u64,
         used_bytes: u64,
         max_bytes: u64,
         version: String,
@@ -764,6 +766,8 @@ pub mod ffi {
     extern "Rust" {
         /// A batch in the making; see `stocache::batches::Batch`.
         type Batch;
+        /// Which columns a batch has.
+        type Layout;
 
         /// Of so many rows, none of which is there.
         fn new_batch(rows: usize) -> Box<Batch>;
@@ -804,6 +808,11 @@ pub mod ffi {
         unsafe fn give_as(self: &mut Batch, row: usize, pieces: &[Part], schema: &Schema) -> bool;
         /// By the rows that are there, all of this schema; false if they are not a batch.
         fn lay_out(self: &mut Batch, schema: &Schema) -> bool;
+        /// As another batch of the same store; false if this one cannot be.
+        fn lay_out_like(self: &mut Batch, layout: &Layout) -> bool;
+        fn is_laid_out_like(self: &Batch, layout: &Layout) -> bool;
+        /// How it is laid out; an error if that is not by schema and shapes alone.
+        fn layout(self: &Batch) -> Result<Box<Layout>>;
         fn columns(self: &Batch) -> Vec<Column>;
         /// How long the lists of numbers of this payload are.
         fn numbers_in(self: &Batch, leaf: u32) -> Result<usize>;

@@ -45,6 +45,7 @@ fn servers_of(store: &ClusterStore, ask: bool) -> Vec<ffi::ClusterServer> {
             resting: seen.resting,
             answers: holding.samples.is_some(),
             samples: holding.samples.unwrap_or(0),
+            values: holding.values,
             used_bytes: holding.used_bytes,
             max_bytes: holding.max_bytes,
             version: holding.version,

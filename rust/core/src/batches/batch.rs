@@ -3,7 +3,7 @@
 //! ```text
 //!   find      where the records of these samples are; all of one schema per store. What is in a level
 //!             below memory is read from now on
-//!   lay out   which columns that makes; the caller then makes the memory for them
+//!   lay out   which columns that makes, or those of another batch; the caller then makes the memory for them
 //!   begin     copies what was found, on threads that go on by themselves. As soon as the last row is
 //!             copied it is noted which records moved meanwhile
 //!   arrive    waits for what is read from below
@@ -31,6 +31,14 @@ const TRIES: usize = 8;
 /// So many rows ahead the index is asked for: samples of a batch are anywhere in it.
 const PREFETCHED: usize = 8;
 
+/// Which columns a batch has, for another one of the same store.
+#[derive(Clone)]
+pub struct Layout {
+    /// Of the schema, in that store.
+    number: u16,
+    columns: Arc<Columns>,
+}
+
 /// What became of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gathered {
@@ -57,6 +65,8 @@ pub struct Batch {
     /// Those of them that are not the one by which the batch is laid out: the store, the number there.
     others: Vec<(u32, u16, Arc<Schema>)>,
     pub(super) rows: Vec<Place>,
+    /// By the index of their samples, once somebody looks for them so.
+    pub(super) by_index: Vec<(usize, usize)>,
     /// Those for which records of somebody else's stand.
     pub(super) lent: Vec<usize>,
     /// Those that are in pieces.
@@ -68,6 +78,8 @@ pub struct Batch {
     /// What was, with the store: rows lie in it.
     fetched: Vec<(u32, Fetched)>,
     schema: Option<Arc<Schema>>,
+    /// By which it was laid out, before any row was there.
+    usual: Option<Layout>,
     /// What becomes of images.
     fused: Option<Fused>,
     columns: Vec<Column>,
@@ -119,12 +131,14 @@ impl Batch {
             schemas: Vec::new(),
             others: Vec::new(),
             rows: vec![place; rows],
+            by_index: Vec::new(),
             lent: Vec::new(),
             given: Vec::new(),
             given_as: Vec::new(),
             coming: Vec::new(),
             fetched: Vec::new(),
             schema: None,
+            usual: None,
             fused: None,
             columns: Vec::new(),
             target: None,
@@ -298,6 +312,37 @@ impl Batch {
         self.plan_more()
     }
 
+    /// Finds out which columns there are, by another batch. Rows of other columns are then none of this one.
+    pub fn lay_out_like(&mut self, layout: &Layout) -> bool {
+        if self.schema.is_some() || self.stores.len() != 1 || !self.meets(0, layout.number) {
+            return false;
+        }
+        self.schema = Some(Arc::clone(&layout.columns.schema));
+        self.columns.clone_from(&layout.columns.columns);
+        self.usual = Some(layout.clone());
+        true
+    }
+
+    /// How this batch is laid out, for another one of the same store; None if it is not, or not by schemas and
+    /// shapes alone.
+    pub fn layout(&self) -> Option<Layout> {
+        if self.fused.is_some() || self.stores.len() != 1 {
+            return None;
+        }
+        let columns = &self.copied.first()?.columns;
+        let number = *self.schemas[0].first()?;
+        Some(Layout { number, columns: Arc::new(columns.without_rows()) })
+    }
+
+    /// Whether this batch is laid out so.
+    pub fn is_laid_out_like(&self, layout: &Layout) -> bool {
+        let number = self.schemas.first().and_then(|numbers| numbers.first());
+        let is_like = |rows: &Arc<Rows>| {
+            self.columns == layout.columns.columns && layout.columns.has_shapes_of(&rows.columns)
+        };
+        number == Some(&layout.number) && self.copied.first().is_some_and(is_like)
+    }
+
     /// The columns, in the order of the schema's parts.
     pub fn columns(&self) -> &[Column] {
         &self.columns
@@ -322,7 +367,7 @@ impl Batch {
             && to.iter().zip(&self.columns).all(|(&(_, len), column)| {
                 Some(len) == column.row_bytes.checked_mul(self.rows.len())
             });
-        if !right || self.copied.is_empty() {
+        if !right || self.copied.is_empty() && self.usual.is_none() {
             let message =
                 "a batch was allocated with another shape, dtype or layout than asked for";
             return Err(Error::new(Kind::State, message));
@@ -493,7 +538,8 @@ impl Batch {
             let is_own = self.schema.as_ref().is_some_and(|own| Arc::ptr_eq(own, &schema));
             let Some(rows) = self.plan(schema, places, records) else { return false };
             let columns = &rows.columns.columns;
-            match self.copied.first() {
+            let usual = self.usual.as_ref().map(|usual| &*usual.columns);
+            match self.copied.first().map(|first| &first.columns).or(usual) {
                 None => self.columns.clone_from(columns),
                 // Equal columns are not enough: two lists of two and one numbers have those of one and two.
                 Some(first) => {
@@ -501,7 +547,7 @@ impl Batch {
                     let alike = (is_own || !rows.columns.schema.has_rest)
                         && columns.len() == self.columns.len()
                         && columns.iter().zip(&self.columns).all(|(new, old)| new.is_like(old))
-                        && first.columns.has_shapes_of(&rows.columns);
+                        && first.has_shapes_of(&rows.columns);
                     if !alike {
                         return false;
                     }

@@ -193,6 +193,24 @@ impl Columns {
         Some(made)
     }
 
+    /// The same, of no row: what rows of another batch are compared with.
+    pub(super) fn without_rows(&self) -> Self {
+        Self {
+            schema: Arc::clone(&self.schema),
+            rows: 0,
+            words: self.words.clone(),
+            extents: Vec::new(),
+            stride: 0,
+            payloads: Vec::new(),
+            columns: self.columns.clone(),
+            text_leaves: self.text_leaves.clone(),
+            texts: Vec::new(),
+            rests: Vec::new(),
+            text_bytes: 0,
+            images: None,
+        }
+    }
+
     /// What `copy` moves for all rows.
     pub fn bytes(&self) -> usize {
         let row: usize = self.columns.iter().map(|column| column.row_bytes).sum();

@@ -18,7 +18,7 @@ mod receive;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{Batch, Gathered};
+pub use batch::{Batch, Gathered, Layout};
 pub use buffers::*;
 pub use columns::{Column, Pieces, Row};
 pub use images::Fused;

@@ -25,26 +25,29 @@ impl Batch {
             return true;
         }
         acquiring.fetch_some(FIRST);
-        if !self.look_again() {
-            return false;
-        }
-        for (index, fetched) in acquiring.all_given() {
-            if fetched.schema == INLINE || !self.meets(0, fetched.schema) {
-                self.return_lent();
-                return false;
-            }
-            let rows = self.stand_in(index, fetched);
+        let stand_in = |(index, fetched): (usize, &Fetched)| {
+            let is_like = fetched.schema != INLINE && self.meets(0, fetched.schema);
+            let rows = if is_like { self.stand_in(index, fetched) } else { Vec::new() };
             self.lent.extend(rows);
+            is_like
+        };
+        // Before others are looked for: these may be on this node's disk by now, and are not read again.
+        let alike = acquiring.all_given().all(stand_in) && self.look_again();
+        if !alike {
+            self.return_lent();
         }
-        true
+        alike
     }
 
-    /// The rows that were lent are absent again.
+    /// The rows that were lent are absent again. If they were being copied it is no batch any more.
     pub fn return_lent(&mut self) {
         if self.lent.is_empty() {
             return;
         }
-        self.copying.clear(); // nobody reads any more
+        if !self.copying.is_empty() {
+            self.copying.clear(); // nobody reads any more, nor knows what moved meanwhile
+            self.target = None;
+        }
         for row in std::mem::take(&mut self.lent) {
             self.rows[row].state = State::Absent;
             self.rows[row].copied = None;
@@ -119,9 +122,17 @@ impl Batch {
     fn stand_in(&mut self, index: usize, fetched: &Fetched) -> Vec<usize> {
         let bytes = fetched.bytes();
         let record = Row { data: bytes.as_ptr(), len: bytes.len() };
+        if self.by_index.is_empty() {
+            let by_index = self.rows.iter().enumerate().map(|(row, place)| (place.index, row));
+            self.by_index = by_index.collect();
+            self.by_index.sort_unstable();
+        }
+        let from = self.by_index.partition_point(|&(other, _)| other < index);
+        let rows = self.by_index[from..].iter().take_while(|&&(other, _)| other == index);
         let mut found = Vec::new();
-        for (row, place) in self.rows.iter_mut().enumerate() {
-            if place.index == index && matches!(place.state, State::Absent) {
+        for &(_, row) in rows {
+            let place = &mut self.rows[row];
+            if matches!(place.state, State::Absent) {
                 place.state = State::Fetched(record, fetched.schema);
                 found.push(row);
             }

@@ -20,11 +20,21 @@ struct Far {
     asked: Mutex<Vec<u64>>,
     /// Where the memory was that it read into.
     lent: Mutex<BTreeSet<usize>>,
+    /// One of its servers hangs.
+    in_vain: bool,
+    /// It takes all the time that there is.
+    late: bool,
 }
 
 impl Tier for Arc<Far> {
-    fn get_many(&self, keys: &[u64], sink: &mut dyn Sink, _: Instant) -> Result<()> {
+    fn get_many(&self, keys: &[u64], sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
         self.asked.lock().unwrap().extend_from_slice(keys);
+        if self.in_vain {
+            sink.was_in_vain();
+        }
+        if self.late {
+            std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+        }
         for (which, key) in keys.iter().enumerate() {
             let Some(record) = self.records.get(key) else { continue };
             let mut lent = sink.lend(which, record.len(), record.len()).unwrap();
@@ -56,8 +66,57 @@ impl Tier for Arc<Far> {
     }
 }
 
+/// A level of this node, which takes all and says what it has.
+#[derive(Default)]
+struct Near {
+    records: Mutex<BTreeMap<u64, Vec<u8>>>,
+    asked: Mutex<Vec<u64>>,
+}
+
+impl Tier for Arc<Near> {
+    fn get_many(&self, keys: &[u64], _: &mut dyn Sink, _: Instant) -> Result<()> {
+        let records = self.records.lock().unwrap();
+        self.asked.lock().unwrap().extend(keys.iter().filter(|key| records.contains_key(key)));
+        Ok(())
+    }
+
+    fn put_many(&self, records: &[Sealed<'_>], taken: &mut [bool], _: Instant) -> Result<()> {
+        for record in records {
+            self.records.lock().unwrap().insert(record.key, record.head.to_vec());
+        }
+        taken.fill(true);
+        Ok(())
+    }
+
+    fn schema(&self, _: u128, _: Instant) -> Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    fn put_schema(&self, _: u128, _: &[u8], _: Instant) -> Result<()> {
+        Ok(())
+    }
+
+    fn stats(&self) -> TierStats {
+        TierStats::default()
+    }
+
+    fn has(&self, key: u64) -> Option<bool> {
+        Some(self.records.lock().unwrap().contains_key(&key))
+    }
+}
+
 /// Memory of so many bytes over a level that has these samples, and the schema of the first.
 fn over(samples: &[(usize, Value)], bytes: u64) -> (Arc<Levels>, Arc<Far>, Arc<Schema>) {
+    over_far(samples, bytes, Far::default(), None)
+}
+
+/// The same, and with a level of this node between them.
+fn over_far(
+    samples: &[(usize, Value)],
+    bytes: u64,
+    mut far: Far,
+    near: Option<&Arc<Near>>,
+) -> (Arc<Levels>, Arc<Far>, Arc<Schema>) {
     let request = Request {
         backing: Backing::Memfd,
         private: true,
@@ -67,7 +126,6 @@ fn over(samples: &[(usize, Value)], bytes: u64) -> (Arc<Levels>, Arc<Far>, Arc<S
         )
     };
     let memory = RecordStore::open(&request).unwrap().0;
-    let mut far = Far::default();
     for (i, value) in samples {
         let (schema, bytes) = Writer::encode(value);
         memory.intern(&schema).unwrap();
@@ -79,8 +137,11 @@ fn over(samples: &[(usize, Value)], bytes: u64) -> (Arc<Levels>, Arc<Far>, Arc<S
     }
     let schema = Arc::new(Schema::parse(&Writer::encode(&samples[0].1).0).unwrap());
     let far = Arc::new(far);
-    let levels = Levels::new(memory, vec![Box::new(Arc::clone(&far))]);
-    (levels, far, schema)
+    let mut below: Vec<Box<dyn Tier>> = vec![Box::new(Arc::clone(&far))];
+    if let Some(near) = near {
+        below.insert(0, Box::new(Arc::clone(near)));
+    }
+    (Levels::new(memory, below), far, schema)
 }
 
 fn samples(which: impl Iterator<Item = usize>) -> Vec<(usize, Value)> {
@@ -210,4 +271,55 @@ fn what_is_not_of_the_batch_is_left_to_the_caller() {
     assert!(!batch.lend(&mut acquiring));
     assert_eq!(batch.absent(), [0, 1]);
     assert!(acquiring.given(31).is_some() && acquiring.given(5).is_some());
+}
+
+/// The first question of a batch is for a few records; whoever hangs then is not waited for once more.
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn a_level_that_let_us_wait_in_vain_is_not_asked_again() {
+    for (in_vain, late) in [(true, false), (false, true)] {
+        let far = Far { in_vain, late, ..Far::default() };
+        let (levels, far, schema) = over_far(&samples(0..SAMPLES), NO_ROOM, far, None);
+        let indices: Vec<i64> = (0..SAMPLES as i64).collect();
+        let (batch, mut acquiring, _) = received(&levels, &schema, &indices);
+        let came = far.asked.lock().unwrap().len();
+        assert!((1..SAMPLES).contains(&came), "{came}");
+        assert_eq!(batch.absent().len(), SAMPLES - came, "what came is used");
+        assert_eq!(acquiring.next_to_load().len(), SAMPLES - came, "the rest is loaded");
+        assert_eq!(far.asked.lock().unwrap().len(), came);
+        drop(acquiring);
+        levels.acquire(&[SAMPLES - 1], Duration::ZERO).next_to_load();
+        assert_eq!(far.asked.lock().unwrap().len(), came + 1, "the next batch asks");
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn what_comes_from_afar_and_goes_to_disk_is_not_read_from_there() {
+    let near = Arc::new(Near::default());
+    let (levels, far, schema) =
+        over_far(&samples(0..SAMPLES), NO_ROOM, Far::default(), Some(&near));
+    let indices: Vec<i64> = (0..SAMPLES as i64).collect();
+    let (mut batch, _acquiring, memory) = received(&levels, &schema, &indices);
+    assert_eq!(finish(&mut batch, &memory), (Gathered::Whole, indices.clone()));
+    assert!(is_right(&memory, &indices));
+    assert_eq!(near.records.lock().unwrap().len(), SAMPLES);
+    assert_eq!(*near.asked.lock().unwrap(), [0; 0]);
+    assert_eq!(far.asked.lock().unwrap().len(), SAMPLES);
+}
+
+/// What was being copied may have moved meanwhile, and nobody has asked.
+#[test]
+#[cfg_attr(miri, ignore = "a segment is a file")]
+fn what_is_returned_while_it_is_copied_is_no_batch() {
+    let (levels, _, schema) = over(&samples(0..SAMPLES), NO_ROOM);
+    let mut batch = Batch::find(vec![Arc::clone(&levels)], &[], &[1, 2]).unwrap();
+    let mut acquiring = levels.acquire(&[1, 2], Duration::from_secs(1_000_000));
+    assert!(batch.lend(&mut acquiring) && batch.lay_out(schema));
+    let mut memory = memory_for(&batch);
+    // SAFETY: memory of our own.
+    unsafe { batch.begin(&addresses(&mut memory), 1) }.unwrap();
+    batch.return_lent();
+    batch.receive(&mut acquiring);
+    assert_eq!(batch.finish(), Gathered::Unlike);
 }
