@@ -16,6 +16,7 @@ from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.augmenting import Fusing, Numbering, fusing, number_of
 from stocache._dataset.batches import Batches, Collated, Loads, collate
 from stocache._dataset.comparing import RANDOM, SAME, STALE, UNCUT, UNKNOWN, compare
+from stocache._dataset.loader import DatasetLoader
 from stocache._dataset.samples import Records, Samples
 from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharing.change import check_on_change
@@ -441,8 +442,8 @@ class CachedDataset(Dataset[Sample]):
 
     @property
     def cache_loader(self) -> DatasetLoader:
-        """In the words of Bagua: ``cache_loader.num_keys()``."""
-        return DatasetLoader(self._stocache.records)
+        """In the words of Bagua: ``get``, ``num_keys`` and ``store``."""
+        return DatasetLoader(self._stocache)
 
     def is_complete(self) -> bool:
         """Whether every sample is cached."""
@@ -504,18 +505,6 @@ class CachedDataset(Dataset[Sample]):
         stats = self._stocache.stats()
         title = f"{type(self).__name__} of {type(self.dataset).__name__}"
         return _html.table(title, stats._levels(), str(stats))
-
-
-class DatasetLoader:
-    """What Bagua's CachedDataset says of its store."""
-
-    def __init__(self, records: Records) -> None:
-        self._records = records
-
-    def num_keys(self) -> int:
-        """How many samples of this dataset its servers have."""
-        self._records.flush(60.0)
-        return sum(each["samples"] or 0 for each in self._records.cluster_servers(True))
 
 
 # The attributes that every CachedDataset has.

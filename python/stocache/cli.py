@@ -58,7 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     caches.add_argument(
         "--cluster", metavar="URL",
         help='the datasets on the servers redis://host:port,host:port; "spawn": on those that jobs '
-        "of yours run on this node",
+        'of yours run on this node; "-": on those that standard input names, so that no list of '
+        "processes shows a password",
     )  # fmt: skip
     caches.set_defaults(run=list_caches)
     removal = commands.add_parser(
@@ -197,6 +198,8 @@ def _list_servers(options: argparse.Namespace) -> int:
     if url == "spawn":
         running = spawn.running()
         url = spawn.url_of(running) if running else None
+    elif url == "-":
+        url = sys.stdin.readline().strip()
     found = [] if url is None else listing.servers(url)
     failed = any(server.trouble for server in found)
     if options.json:

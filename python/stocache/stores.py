@@ -12,7 +12,8 @@ from typing import Any
 
 from stocache import _C
 from stocache._cluster.address import parse
-from stocache._cluster.options import CAPACITY_PER_NODE, Cluster, of_bagua
+from stocache._cluster.options import Cluster, of_bagua
+from stocache._cluster.spawn import CAPACITY_PER_NODE
 from stocache._dataset import telling
 
 _FLUSH_SECONDS = 4.0
@@ -114,8 +115,14 @@ class RedisStore:
         it."""
         for store in (*self._of_one.values(), self):
             with contextlib.suppress(RuntimeError):  # it was let go already
-                store._servers.flush(_FLUSH_SECONDS)
+                store._flush_and_tell()
             store._servers.close()
+
+    def _flush_and_tell(self) -> None:
+        """What did not go in time is told: nobody will be asked for it any more."""
+        if not self.flush(_FLUSH_SECONDS):
+            while news := self._servers.news():
+                telling.warn(news)
 
     def _tell(self) -> None:
         if news := self._servers.news():
@@ -207,7 +214,7 @@ def _score(digest: bytes, at: int) -> bytes:
 def _decoded(schema: bytes, record: bytes, default: Any) -> Any:
     try:
         return _C.codec_decode(schema, record, False)
-    except (ValueError, ImportError, AttributeError):  # of a class that is no more
+    except Exception:  # of a class that is no more, or that takes no such parts any more
         return default
 
 
@@ -220,4 +227,4 @@ def _reopened(cluster: Cluster) -> RedisStore:
 def _flush(store: weakref.ref[RedisStore]) -> None:
     with contextlib.suppress(Exception):  # it was shut down
         if (mine := store()) is not None:
-            mine.flush(_FLUSH_SECONDS)
+            mine._flush_and_tell()

@@ -97,12 +97,12 @@ def in_cells() -> dict:
         dataset.flush()
         dist.barrier()
         servers = [each["address"] for each in dataset.cluster_servers()]
-        keys = dataset.cache_loader.num_keys()
+        keys = sum(each["samples"] for each in dataset.cluster_servers())
         dist.barrier()
         if RANK == 0:
             dataset.clear()
         dist.barrier()
-        left = dataset.cache_loader.num_keys()
+        left = sum(each["samples"] for each in dataset.cluster_servers())
         dist.barrier()
         return {"servers": servers, "seen": seen, "keys": keys, "left": left, "node": NODE}
 

@@ -201,6 +201,63 @@ def test_samples_that_are_no_batch_are_given_one_by_one(server):
     assert not source.loads.any()
 
 
+class Uneven(Counted):
+    """Every other sample has another shape, also among the first."""
+
+    def __getitem__(self, index):
+        tensor, label = super().__getitem__(index)
+        return tensor[: 299 if index % 2 else 300].clone(), label
+
+
+def test_what_comes_first_and_is_no_batch_is_not_asked_for_again(server):
+    with node(Uneven(), server.url, memory=1) as first:
+        first.__getitems__(list(range(64)))
+    source = Uneven()
+    with node(source, server.url, memory=1) as second:
+        with pytest.raises(RuntimeError, match="stack"):
+            second.batches[range(64)]
+        assert second.stats().cluster.hits == 64, "once each"
+        is_batch(second.batches[range(0, 64, 2)], range(0, 64, 2))
+    assert not source.loads.any()
+
+
+class TwoShapes(Counted):
+    def __getitem__(self, index):
+        tensor, label = super().__getitem__(index)
+        return tensor[: 300 if index < 128 else 299].clone(), label
+
+
+@pytest.mark.parametrize("memory", [1, "16MiB"])
+def test_a_batch_of_other_shapes_than_those_before_is_what_it_is(server, memory):
+    """Batches are laid out as those before them, before anything of them is there."""
+    first, others = list(range(64)), list(range(128, 192))
+    with node(TwoShapes(256), server.url) as filler:
+        filler.__getitems__(list(range(256)))
+    source = TwoShapes(256)
+
+    def is_of_others(batch, indices):
+        assert batch[0].shape == (len(indices), 299) and batch[1].tolist() == indices
+        assert torch.equal(batch[0][:, 5], torch.tensor(indices, dtype=torch.int32))
+
+    with node(source, server.url, memory=memory) as dataset:
+        asked = 0
+        for turn in range(4):
+            for start in (0, 8, 16, 24):  # of what is in memory nobody is asked
+                indices = [*range(start + turn * 32, start + turn * 32 + 8)]
+                is_batch(dataset.batches[indices], indices)
+                asked += 8
+        for _ in range(5):
+            is_of_others(dataset.batches[others], others)
+            is_batch(dataset.batches[first], first)
+            with pytest.raises(RuntimeError, match="stack"):
+                dataset.batches[[*range(224, 228), 0, 1]]
+            asked += 64 + 64 + 6
+        stats = dataset.stats()
+        assert stats.cluster.hits == (asked if memory == 1 else 128 + 64 + 4), "once for each"
+        assert stats.misses == 0
+    assert not source.loads.any()
+
+
 def reads(server):
     """How often the server has read from sockets."""
     lines = b"\n".join(ask(server.port, "INFO", "stats")).decode().splitlines()
@@ -229,6 +286,13 @@ def test_a_node_fetches_each_sample_once_however_many_ask(server):
         stats = second.stats()
     assert source.loads.sum() == 0
     assert (stats.cluster.hits, stats.filled) == (64, 64)
+    # The control: four that share no memory.
+    hits = []
+    for _ in range(4):
+        with node(source, server.url, shared=False) as alone:
+            check(alone.__getitems__(list(range(64))))
+            hits.append(alone.stats().cluster.hits)
+    assert hits == [64] * 4 and source.loads.sum() == 0
 
 
 def test_servers_of_a_native_cluster_are_one_store(tmp_path):
@@ -414,11 +478,26 @@ def test_the_dataset_of_bagua(server):
     assert first.dataset is source
     other = CachedDataset(Counted(), backend="redis", dataset_name="ds2", **options)
     check(other[i] for i in range(64))
-    assert (first.cache_loader.num_keys(), other.cache_loader.num_keys()) == (64, 64)
+    assert (first.cache_loader.num_keys(), other.cache_loader.num_keys()) == (128, 128), "of all"
+    assert [each["samples"] for each in first.cluster_servers()] == [64]
+    store = other.cache_loader.store
+    assert store.status() and store.num_keys() == 128
+    store.clear()
+    assert first.cache_loader.num_keys() == 64, "those of others stay"
     source = Counted()
     again = CachedDataset(source, "redis", "ds", **options)
     check(again[i] for i in range(64))
     assert source.loads.sum() == 0
+    asked = []
+    with CachedDataset(Counted(), backend="redis", dataset_name="ds3", **options) as third:
+        for _ in range(2):
+            sample = third.cache_loader.get(
+                3, lambda key: asked.append(key) or (torch.ones(2), key)
+            )
+            assert sample[0].tolist() == [1, 1] and sample[1] == 3
+        assert asked == [3] and third[3][1] == 3
+        with pytest.raises(IndexError):
+            third.cache_loader.get(64, asked.append)
 
 
 def test_the_loader_of_bagua(server):
@@ -555,16 +634,14 @@ def wait_until(what):
     raise AssertionError("it does not come to pass")
 
 
-def processes(word):
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = path.read_bytes()
-        except OSError:
-            continue
-        if word in text:
-            found.append(int(path.parent.name))
-    return found
+def processes(word, where=("cmdline", "environ")):
+    """Those that have it in their arguments or in their environment."""
+    found = set()
+    for path in (path for each in where for path in Path("/proc").glob(f"[0-9]*/{each}")):
+        with contextlib.suppress(OSError):
+            if word in path.read_bytes():
+                found.add(int(path.parent.name))
+    return sorted(found)
 
 
 def listens(port):
@@ -593,7 +670,8 @@ def test_a_spawned_server_is_not_exposed_and_goes_with_its_last_user(program, tm
         assert url == same, "one server for a node"
         password, port = url.split(":")[2].split("@")[0], int(url.split(":")[-1])
         assert listens(port) == ["0100007F"], "loopback alone"
-        assert processes(password.encode()) == [], "in nobody's arguments"
+        assert processes(password.encode()) == [], "in nobody's arguments or environment"
+        assert first.pid in processes(str(tmp_path).encode()), "the control: it is looked at"
         assert ask(port, "GET", "stocache:x")[0].startswith(b"-NOAUTH")
         for nobody in (None, ("default", ""), ("stocache", ""), ("stocache", "word")):
             for command in (("SET", "stocache:x", "y"), ("FLUSHALL",), ("REPLICAOF", "::1", "1")):
@@ -619,7 +697,7 @@ def test_a_spawned_server_is_not_exposed_and_goes_with_its_last_user(program, tm
         second.kill()
         wait_until(lambda: not listens(port))
         folder = tmp_path / f"stocache-server-{os.geteuid()}"
-        wait_until(lambda: not processes(str(folder).encode()))
+        wait_until(lambda: not processes(str(folder).encode(), ["cmdline"]))
         assert not (folder / "address").exists()
     finally:
         for user in (first, second):
@@ -684,7 +762,7 @@ def test_a_dataset_with_a_server_of_its_own(program, tmp_path):
         two = CachedDataset(data, backend="redis", dataset_name="ds", cluster_mode=False, **given)
         for dataset in (one, two):
             assert [label for _, label in dataset] == list(range(20))
-        assert two.cache_loader.num_keys() == 20
+        assert two.cache_loader.num_keys() == 40, "of both"
         (server,) = one.cluster_servers()
         assert server["samples"] == 20 and server["max_bytes"] == 64 << 20, server
         loader = CacheLoader(dataset_name="pano", hosts=None, capacity_per_node=64 << 20)
@@ -747,10 +825,37 @@ def test_the_address_of_a_node_is_one_that_others_reach(monkeypatch):
 
 
 def test_passwords_and_secrets_are_not_shown():
-    agreed = nodes.Agreed("redis://u:password@a:1", b"secret", 1, 1)
+    agreed = nodes.Agreed("redis://u:password@a:1", b"secret", (1, "noeviction"), 1)
     cluster = Cluster("redis://u:password@a:1", None, b"secret")
     for shown in (repr(agreed), repr(cluster)):
         assert "password" not in shown and "secret" not in shown
+
+
+HUSH = "hush-hush"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cluster": [f"redis://u:{HUSH}@h:1"]}, {"cluster": f"http://u:{HUSH}@h:1"},
+        {"cluster": f"u:{HUSH}@h:1"}, {"cluster": f"redis://u:{HUSH}"},
+        {"cluster": f"redis://u:12,{HUSH}@h:0"}, {"cluster": f"redis://u:{HUSH},12@h:0"},
+        {"cluster": f"redis://u:1?{HUSH}"}, {"cluster": f"redis://u:{HUSH}%4@h"},
+        {"cluster": f"redis://u:{HUSH}", "dataset_size": 1, "capacity_per_node": 1},
+        {"cluster": f"redis://u:1,h:{HUSH}@h:x", "dataset_size": 1, "capacity_per_node": 1},
+        {"cluster": f"redis://u:1?{HUSH}=x", "dataset_size": 1, "capacity_per_node": 1},
+        {"backend": "redis", "hosts": {"host": "h", "password": HUSH}},
+        {"backend": "redis", "hosts": f"redis://u:{HUSH}@h"},
+        {"backend": "redis", "hosts": [f"redis://u:{HUSH}@h"]},
+        {"backend": "redis", "hosts": [{"host": "h", "word": HUSH}]},
+        {"backend": "redis", "hosts": [{"host": "h", "port": "x", "password": HUSH}]},
+    ],
+)  # fmt: skip
+def test_no_error_shows_a_password(options):
+    with pytest.raises((ValueError, TypeError)) as raised:
+        CachedDataset(Counted(), "16MiB", verbose=False, name=None, **options)
+    said = str(raised.value)
+    assert HUSH not in said and len(said) > 20, said
 
 
 def test_another_capacity_than_that_of_the_server_is_told(program, tmp_path):

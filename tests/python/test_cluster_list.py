@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import socket
 import subprocess
@@ -70,6 +71,37 @@ def test_ls_shows_each_dataset_of_each_server_and_no_password(server):
         assert WORD not in said and "words-of-the-test" not in said
 
 
+def test_servers_can_be_named_where_no_list_of_processes_shows_them(server, monkeypatch):
+    url = f"redis://:{WORD}@127.0.0.1:{server.port}"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{url}\n"))
+    done = run("ls", "--cluster", "-")
+    assert done.returncode == 0 and f"127.0.0.1:{server.port}" in done.stdout
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    done = run("ls", "--cluster", "-")
+    assert done.returncode == 2 and "redis://host:port" in done.stderr
+
+
+def test_a_server_that_talks_for_ever_is_not_listened_to(monkeypatch):
+    """It answers each question in time, and its list of names never ends."""
+    from stocache._cluster import listing
+
+    monkeypatch.setattr(listing, "_LONGEST_TALK", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def say():
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                while asked := connection.recv(1 << 16):
+                    answer = b"*2\r\n$1\r\n7\r\n*0\r\n" if b"SCAN" in asked else b":1\r\n"
+                    connection.sendall(b"$0\r\n\r\n" if b"INFO" in asked else answer)
+
+        thread = threading.Thread(target=say)
+        thread.start()
+        (found,) = listing.servers(f"redis://127.0.0.1:{listener.getsockname()[1]}")
+        thread.join()
+    assert "takes longer than 2 s" in found.trouble
+
+
 def test_ls_says_which_server_is_in_trouble(server):
     good, bad = f":{WORD}@127.0.0.1:{server.port}", ":wrong-word@127.0.0.1:1"
     done = run("ls", "--cluster", f"redis://{good},{bad}")
@@ -78,6 +110,9 @@ def test_ls_says_which_server_is_in_trouble(server):
     done = run("ls", "--cluster", f"redis://:wrong-word@127.0.0.1:{server.port}")
     assert done.returncode == 1 and "WRONGPASS" in done.stderr
     assert "wrong-word" not in done.stdout + done.stderr
+    for url in ("redis://u:wrong-word", "redis://u:wrong-word,1@h:x", "u:wrong-word@h:1"):
+        done = run("ls", "--cluster", url)
+        assert done.returncode == 2 and "wrong-word" not in done.stdout + done.stderr
     done = run("ls", "--cluster", "127.0.0.1:1")
     assert done.returncode == 2 and "redis://host:port" in done.stderr
 
@@ -86,6 +121,7 @@ def test_ls_says_which_server_is_in_trouble(server):
     "answer",
     [
         b"HTTP/1.1 400 Bad Request\r\n\r\n", b":7\r\n" * 400, b"*1\r\n" * 5000, b"$x\r\n",
+        b"-wrong-word\r\n", b"-ERR unknown command 'AUTH', with args: wrong-word\r\n",
         b"$99999999999\r\n", b"+PONG\r\n" * 100 + b"+OK\r\n" * 9, b"", b"$-1\r\n" * 400,
         b"+PONG\r\n" * 100 + b"$9\r\nx:1\r\ny:2\n\r\n" + b"*2\r\n$1\r\n0\r\n*1\r\n:1\r\n",
     ],
@@ -104,8 +140,9 @@ def test_ls_believes_no_answer(answer):
 
         thread = threading.Thread(target=say)
         thread.start()
-        done = run("ls", "--cluster", f"redis://127.0.0.1:{port}")
+        done = run("ls", "--cluster", f"redis://:wrong-word@127.0.0.1:{port}")
         thread.join()
+    assert "wrong-word" not in done.stdout + done.stderr
     assert done.returncode == 1 and f"127.0.0.1:{port}: " in done.stderr
 
 

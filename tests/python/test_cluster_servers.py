@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 import warnings
 from collections import Counter
 from itertools import pairwise
@@ -369,6 +370,55 @@ def test_a_cell_of_servers_that_run_has_a_copy_of_its_own(monkeypatch):
                 if rank == 3:
                     dataset.clear()
         assert [list(_names(server)) for server in four] == [[]] * 4, "of all cells"
+    finally:
+        for server in four:
+            server.stop()
+
+
+def connections(servers):
+    """Of others than who asks here; one that was closed goes when the server has noticed."""
+    found = []
+    for server in servers:
+        lines = b"\n".join(ask(server.port, "CLIENT", "LIST")).decode().splitlines()
+        found.append(sum("addr=" in line and "cmd=client" not in line for line in lines))
+    return found
+
+
+def test_connections_are_made_when_something_is_asked_for_and_to_its_cell_alone():
+    four = [Server() for _ in range(4)]
+    try:
+        url = "redis://" + ",".join(f"127.0.0.1:{server.port}" for server in four)
+        with (
+            made(Counted(), f"{url}?cell=1-2", shared=False) as dataset,
+            made(Counted(), f"{url}?cell=1-2", shared=False, fingerprint="two") as other,
+        ):
+            assert connections(four) == [0, 0, 0, 0]
+            check(dataset)
+            check(dataset)
+            assert connections(four) == [0, 1, 1, 0]
+            check(other)
+            assert connections(four) == [0, 2, 2, 0], "one of each dataset"
+            context = torch.multiprocessing.get_context("fork")
+            meet = context.Barrier(2)
+
+            def read():
+                meet.wait(60)
+                dataset[0]
+                meet.wait(60)
+                meet.wait(60)
+
+            reader = context.Process(target=read)
+            reader.start()
+            meet.wait(60)
+            meet.wait(60)
+            held = connections(four)
+            meet.wait(60)
+            reader.join()
+            assert sorted(held) == [0, 0, 2, 3], "a child has one of its own"
+        until = time.monotonic() + 60
+        while connections(four) != [0, 0, 0, 0]:
+            assert time.monotonic() < until, connections(four)
+            time.sleep(0.05)
     finally:
         for server in four:
             server.stop()

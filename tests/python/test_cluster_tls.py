@@ -145,7 +145,7 @@ def test_samples_travel_in_secret(server, papers, host):
     url = f"rediss://:{WORD}@{host}:{server.port}{files(server, papers)}"
     with made(url, name=host) as first:
         check(first)
-        assert first.flush() and first.cache_loader.num_keys() == len(DATA)
+        assert first.flush() and first.cluster_servers()[0]["samples"] == len(DATA)
     with made(url, name=host) as second:
         check(second)
         assert second.stats().cluster.hits == len(DATA)

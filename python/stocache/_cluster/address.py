@@ -58,7 +58,7 @@ def parse(url: str) -> list[Address]:
     """Who is let in stands before the first of them, or before each. Of a cell, those alone."""
     scheme = next((each for each in (_PLAIN, _TLS) if url.startswith(each)), None)
     if scheme is None:
-        raise ValueError(f"{_shown(url)} is no list of servers; use redis://host:port,host:port")
+        raise ValueError(f"{shown(url)} is no list of servers; use redis://host:port,host:port")
     found: list[Address] = []
     user = password = ""
     places, query = split(url.removeprefix(scheme))
@@ -66,7 +66,8 @@ def parse(url: str) -> list[Address]:
     for part in query.split("&") if query else ():
         what, _, value = part.partition("=")
         if what not in _KNOWN or not value:
-            raise ValueError(f"nobody knows {part!r} in {_shown(url)}; use {', '.join(_KNOWN)}")
+            known = ", ".join(f"{each}=" for each in _KNOWN)
+            raise ValueError(f"nobody knows a word behind ? in {shown(url)}; use {known}")
         options[what] = unquote(value)
     files = tuple((what, options[what]) for what in _FILES if what in options)
     for one in places.rstrip("/").split(","):
@@ -81,7 +82,7 @@ def parse(url: str) -> list[Address]:
             host, _, port = place.partition(":")
         if not host or not (port or str(_PORT)).isdecimal():
             raise ValueError(
-                f"{place!r} in {_shown(url)} is no server; use redis://host:port,host:port"
+                f"there is what is no server in {shown(url)}; use redis://host:port,host:port"
             )
         found.append(Address(host, int(port or _PORT), user, password, scheme, files))
     if "cell" in options:
@@ -90,8 +91,13 @@ def parse(url: str) -> list[Address]:
     return found
 
 
-def _shown(url: str) -> str:
-    """Without passwords."""
-    scheme, found, places = url.rpartition("://")
-    shown = ",".join(place.rpartition("@")[2] for place in split(places)[0].split(","))
-    return repr(f"{scheme}{found}{shown}")
+def shown(url: str) -> str:
+    """What is surely none of a password: hosts and ports behind the last login."""
+    scheme, _, rest = url.rpartition("://")
+    _, login, places = rest.rpartition("@")
+    plain = []
+    for place in places.partition("?")[0].rstrip("/").split(","):
+        _, colon, port = place.rpartition(":")
+        plain.append(place if not colon or port.isdecimal() else "…")
+    scheme = scheme if scheme in ("redis", "rediss") else "…"
+    return repr(f"{scheme}://{'…@' if login else ''}{','.join(plain)}")

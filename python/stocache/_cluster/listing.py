@@ -7,6 +7,8 @@ and its length.
 from __future__ import annotations
 
 import contextlib
+import io
+import re
 import socket
 import ssl
 import time
@@ -20,6 +22,7 @@ _PREFIX = b"stocache:"
 _AT_ONCE = 1000  # names that are asked for, or about
 _PINGS = 100
 _PATIENCE = 5.0  # seconds for an answer
+_LONGEST_TALK = 60.0  # seconds for all that is asked of a server
 _LONGEST = 1 << 20  # of an answer, in bytes or in parts
 _DEEPEST = 4  # lists in lists
 _MOST_LISTS = 1 << 20  # of names; who gives more has no end
@@ -27,6 +30,10 @@ _MOST_LISTS = 1 << 20  # of names; who gives more has no end
 
 class _Refused(Exception):
     """A server says no, in its own words."""
+
+
+class _TooLong(Exception):
+    """A server talks without an end."""
 
 
 @dataclass
@@ -74,6 +81,8 @@ def _asked(address: Address) -> ServerInfo:
             found.latency = _latency(connection)
             _tell_of_itself(connection, found)
             found.datasets = _datasets(connection)
+    except _TooLong:
+        found.trouble = f"it takes longer than {_LONGEST_TALK:.0f} s to say what it holds"
     except (OSError, EOFError, _Refused) as error:
         found.trouble = _plain(str(error)) or type(error).__name__
     except (ValueError, TypeError, AttributeError):  # what it says makes no sense
@@ -81,10 +90,26 @@ def _asked(address: Address) -> ServerInfo:
     return found
 
 
+class _Reads(io.RawIOBase):
+    """What comes, for so long: also of a server that sends a byte now and then."""
+
+    def __init__(self, socket: socket.socket, until: float) -> None:
+        self._socket, self._until = socket, until
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if time.monotonic() > self._until:
+            raise _TooLong
+        return self._socket.recv_into(buffer)
+
+
 class _Connection:
     """Questions and answers, each with a bound on its time and its length."""
 
     def __init__(self, address: Address) -> None:
+        until = time.monotonic() + _LONGEST_TALK
         self._socket = socket.create_connection((address.host, address.port), _PATIENCE)
         try:
             if address.is_encrypted:
@@ -93,10 +118,13 @@ class _Connection:
                 if "cert" in files:
                     context.load_cert_chain(files["cert"], files.get("key"))
                 self._socket = context.wrap_socket(self._socket, server_hostname=address.host)
-            self._file = self._socket.makefile("rb")
+            self._file = io.BufferedReader(_Reads(self._socket, until), 1 << 16)
             if address.password:
                 user = [address.user] if address.user else []
-                self.ask("AUTH", *user, address.password)
+                try:
+                    self.ask("AUTH", *user, address.password)
+                except _Refused as error:  # it may repeat the password
+                    raise _Refused(_of_login(str(error), address)) from None
         except BaseException:
             self._socket.close()
             raise
@@ -142,6 +170,14 @@ class _Connection:
         if len(words) != length + 2:
             raise EOFError("it closes the connection")
         return words[:-2]
+
+
+def _of_login(said: str, address: Address) -> str:
+    code = re.search(r"[A-Z]+", said)
+    known = f"{address.user} {address.password}"
+    if code and code[0] not in known:
+        return f"it says {code[0]} to the login"
+    return "it does not let us in"
 
 
 def _latency(connection: _Connection) -> dict[str, float]:

@@ -29,10 +29,10 @@ class Agreed:
     url: str = field(repr=False)
     secret: bytes | None = field(repr=False)
     """None: that of each."""
-    capacity: int
-    """Of this node's server."""
+    asked: tuple[int, str]
+    """What this node's server was started with: its capacity_per_node, its policy."""
     least: int
-    """The smallest capacity of all."""
+    """The smallest capacity of all, as far as nodes have the memory."""
     place: int = 0
     """Of this node's server among all."""
     count: int = 1
@@ -43,14 +43,14 @@ class Agreed:
 _agreed: Agreed | None = None
 
 
-def servers(capacity: int, several: bool) -> Agreed:
+def servers(capacity: int, several: bool, policy: str = spawn.NO_EVICTION) -> Agreed:
     """The servers of this job's nodes, or of this node alone, started unless they run."""
     number, count = ranks.rank_and_ranks(None, None)
     here = local_ranks()
     if not several or count <= here:
-        server = spawn.join(capacity)
-        mine = server["capacity"]
-        return _told(Agreed(spawn.url_of([server]), None, mine, mine), capacity)
+        server = spawn.join(capacity, policy=policy)
+        mine = Agreed(spawn.url_of([server]), None, _asked(server), server["capacity"])
+        return _told(mine, (capacity, policy))
     global _agreed
     if _agreed is None:
         if not ranks.can_ask(count) or get_worker_info() is not None:
@@ -61,34 +61,42 @@ def servers(capacity: int, several: bool) -> Agreed:
                 '(cluster="redis://host:port,host:port", or hosts=); or keep each node to its own '
                 "(cluster_mode=False)"
             )
-        _agreed = _agree(number, count, capacity)
-    return _told(_agreed, capacity)
+        _agreed = _agree(number, count, capacity, policy)
+    return _told(_agreed, (capacity, policy))
 
 
-def _told(agreed: Agreed, asked: int) -> Agreed:
-    if agreed.capacity != asked:
+def _asked(server: dict[str, Any]) -> tuple[int, str]:
+    return server["asked"], server["policy"]
+
+
+def _told(agreed: Agreed, asked: tuple[int, str]) -> Agreed:
+    if agreed.asked != asked:
+        (capacity, policy), words = agreed.asked, []
+        if capacity != asked[0]:
+            words.append(f"capacity_per_node={show_bytes(capacity)}")
+        if policy != asked[1]:
+            words.append(f"the policy {policy}")
         telling.warn(
-            "the server of this node was started with "
-            f"capacity_per_node={show_bytes(agreed.capacity)}, which counts; it ends with its last "
-            "user"
+            f"the server of this node was started with {' and '.join(words)}, which counts; it "
+            "ends with its last user"
         )
     return agreed
 
 
-def _agree(number: int, count: int, capacity: int) -> Agreed:
+def _agree(number: int, count: int, capacity: int, policy: str) -> Agreed:
     """Two rounds: where everybody is, then what they run. Trouble of one is told to all."""
     places = _round(number, count, lambda: (_machine(), _towards_master()))
     address = spawn.LOOPBACK if len({machine for machine, _ in places}) == 1 else None
 
     def run() -> tuple[dict[str, Any], bytes]:
         mine = address or _address(places[number], places)
-        return spawn.join(capacity, mine), secret() if number == 0 else b""
+        return spawn.join(capacity, mine, policy), secret() if number == 0 else b""
 
     found = _round(number, count, run)
     each = [(server["host"], server["port"]) for server, _ in found]
     different = list(dict.fromkeys(each))
     return Agreed(
-        spawn.url_of([server for server, _ in found]), found[0][1], found[number][0]["capacity"],
+        spawn.url_of([server for server, _ in found]), found[0][1], _asked(found[number][0]),
         min(server["capacity"] for server, _ in found), different.index(each[number]),
         len(different),
     )  # fmt: skip

@@ -8,15 +8,15 @@ from typing import Any
 from urllib.parse import quote
 
 from stocache import _C
-from stocache._cluster import nodes
-from stocache._cluster.address import parse, query_of
+from stocache._cluster import nodes, spawn
+from stocache._cluster.address import parse, query_of, shown
 from stocache._cluster.cells import cell, in_cell
 from stocache._cluster.secret import secret
 from stocache.sizes import parse_size
 
-CAPACITY_PER_NODE = 107_374_182_400  # Bagua's
 # In the words of redis-py.
 _SSL = "ssl"
+_SPAWN = "spawn"
 _SSL_FILES = {"ssl_ca_certs": "ca", "ssl_certfile": "cert", "ssl_keyfile": "key"}
 _USE = 'use "redis://host:port,host:port", or "spawn" for a server on each node'
 
@@ -53,16 +53,27 @@ def checked(
                 raise ValueError(f"{what}= needs cluster=; {_USE}")
         return None
     if not isinstance(cluster, str):
-        raise TypeError(f"cluster is {cluster!r}; {_USE}")
+        raise TypeError(f"cluster is a {type(cluster).__name__}; {_USE}")
     if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, (int, float))):
         raise TypeError(f"ttl is {ttl!r}; a number of seconds is needed, or None")
     if ttl is not None and not 0 < ttl < 1e9:
         raise ValueError(f"ttl is {ttl}; use more than 0 seconds, or None to keep values")
-    if cluster == "spawn":
-        return replace(_spawned(capacity_per_node, cluster_mode, dataset_size), ttl=ttl)
+    if cluster.partition(":")[0] == _SPAWN:
+        policy = _policy(cluster)
+        found = _spawned(capacity_per_node, cluster_mode, dataset_size, policy)
+        return replace(found, ttl=ttl)
     if not cluster.startswith(("redis://", "rediss://")):
-        raise ValueError(f"cluster is {cluster!r}; {_USE}")
+        raise ValueError(f"cluster is {shown(cluster)}; {_USE}")
     return Cluster(_of_those_that_run(cluster, capacity_per_node, dataset_size), ttl)
+
+
+def _policy(cluster: str) -> str:
+    """What the servers do when they are full: that of "spawn:allkeys-lru"."""
+    policy = cluster.partition(":")[2]
+    if cluster != _SPAWN and policy not in spawn.POLICIES:
+        allowed = ", ".join(f"{_SPAWN}:{each}" for each in spawn.POLICIES)
+        raise ValueError(f"cluster is {cluster!r}; use {_SPAWN}, {allowed}")
+    return policy or spawn.NO_EVICTION
 
 
 def _of_those_that_run(url: str, capacity_per_node: Any, dataset_size: Any) -> str:
@@ -90,8 +101,8 @@ def url_of(hosts: Any) -> str:
     """The servers of a list in Bagua's words: {"host": …, "port": …}."""
     if not isinstance(hosts, (list, tuple)) or not hosts:
         raise ValueError(
-            f'hosts is {hosts!r}; use a list such as [{{"host": "10.0.0.1", "port": "7000"}}], or '
-            "None for a server on each node"
+            f"hosts is {_kind(hosts)}; use a list such as "
+            '[{"host": "10.0.0.1", "port": "7000"}], or None for a server on each node'
         )
     places = ",".join(_place(each) for each in hosts)
     ways = [{what: each[what] for what in (_SSL, *_SSL_FILES) if each.get(what)} for each in hosts]
@@ -103,6 +114,11 @@ def url_of(hosts: Any) -> str:
     if files and _SSL not in ways[0]:
         raise ValueError(f'{", ".join(ways[0])} in hosts needs "ssl": True')
     return f"redis{'s' if _SSL in ways[0] else ''}://{places}{query_of(files)}"
+
+
+def _kind(hosts: Any) -> str:
+    """Not more of it: there may be a password."""
+    return "empty" if isinstance(hosts, (list, tuple)) else f"a {type(hosts).__name__}"
 
 
 def _place(host: Any) -> str:
@@ -161,9 +177,11 @@ def of_bagua(
     return _spawned(capacity_per_node, cluster_mode, dataset_size)
 
 
-def _spawned(capacity_per_node: Any, cluster_mode: Any, dataset_size: Any) -> Cluster:
-    asked = CAPACITY_PER_NODE if capacity_per_node is None else capacity_per_node
-    found = nodes.servers(parse_size("capacity_per_node", asked), bool(cluster_mode))
+def _spawned(
+    capacity_per_node: Any, cluster_mode: Any, dataset_size: Any, policy: str = spawn.NO_EVICTION
+) -> Cluster:
+    asked = spawn.CAPACITY_PER_NODE if capacity_per_node is None else capacity_per_node
+    found = nodes.servers(parse_size("capacity_per_node", asked), bool(cluster_mode), policy)
     url = found.url
     if dataset_size is not None:
         size = parse_size("dataset_size", dataset_size)

@@ -18,19 +18,30 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stocache._dataset import telling
+from stocache.sizes import free_memory, show_bytes
+
 _PATIENCE = 30.0  # seconds for a server to start, or to go
 _NAMES = ("valkey-server", "redis-server")
 # What our client asks for, and nothing else: no CONFIG, EVAL, MODULE, DEBUG, FLUSHALL.
 _COMMANDS = "auth hello ping get mget set strlen unlink scan dbsize info"
 LOOPBACK = "127.0.0.1"
 _USER = "stocache"
+# Of the memory that is free a server takes no more: who takes all is ended by the system.
+_SHARE = 0.8
+CAPACITY_PER_NODE = 107_374_182_400  # Bagua's; more than many machines have
+NO_EVICTION = "noeviction"
+POLICIES = (NO_EVICTION, "allkeys-lru", "allkeys-lfu", "allkeys-random")
 
 # Kept open for as long as this process lives, and those that it forks: the lock of a user.
 _held: dict[str, int] = {}
 
 
-def join(capacity: int, host: str = LOOPBACK) -> dict[str, Any]:
-    """This node's server that listens there, which stays until its last user has ended."""
+def join(
+    capacity: int, host: str = LOOPBACK, policy: str = NO_EVICTION
+) -> dict[str, Any]:  # fmt: skip
+    """This node's server that listens there, which stays until its last user has ended. One that
+    is started here does so with this capacity and policy."""
     folder = _folder(host)
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until:
@@ -39,7 +50,7 @@ def join(capacity: int, host: str = LOOPBACK) -> dict[str, Any]:
             time.sleep(0.05)
             continue
         address = _address(folder)
-        if address is None and not _start(folder, host, capacity):
+        if address is None and not _start(folder, host, capacity, policy):
             os.close(users)
             time.sleep(0.05)
             continue
@@ -132,7 +143,7 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _start(folder: Path, host: str, capacity: int) -> bool:
+def _start(folder: Path, host: str, capacity: int, policy: str) -> bool:
     """Starts the server; False if another process is at it."""
     fd = os.open(folder / "starting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -140,9 +151,13 @@ def _start(folder: Path, host: str, capacity: int) -> bool:
         if _address(folder) is not None:
             return True
         program = find_program()
+        free = free_memory()
+        most = min(capacity, max(1 << 20, int(free * _SHARE)))
+        given = {"asked": capacity, "capacity": most, "policy": policy}
         for _ in range(5):  # another program may take the port before the server does
-            failed = _run(folder, program, host, capacity)
+            failed = _run(folder, program, host, given)
             if failed is None:
+                _tell_of_memory(capacity, most, free)
                 return True
         raise RuntimeError(f"the server of this node cannot be started: {failed}")
     except BlockingIOError:
@@ -151,11 +166,19 @@ def _start(folder: Path, host: str, capacity: int) -> bool:
         os.close(fd)
 
 
-def _run(folder: Path, program: str, host: str, capacity: int) -> str | None:
+def _tell_of_memory(asked: int, most: int, free: int) -> None:
+    if most < asked != CAPACITY_PER_NODE:
+        telling.warn(
+            f"capacity_per_node is {show_bytes(asked)}, and {show_bytes(free)} of memory are free "
+            f"on this node; its server takes {show_bytes(most)} at the most"
+        )
+
+
+def _run(folder: Path, program: str, host: str, given: dict[str, Any]) -> str | None:
     """Why it does not run, if so."""
     address = {
         "host": host, "port": free_port(host), "user": _USER,
-        "password": secrets.token_hex(32), "capacity": capacity,
+        "password": secrets.token_hex(32), **given,
     }  # fmt: skip
     order = {
         "folder": str(folder), "program": program, "address": address, "config": _config(address),
@@ -187,7 +210,7 @@ def _config(address: dict[str, Any]) -> str:
             'save ""',
             "appendonly no",
             f"maxmemory {address['capacity']}",
-            "maxmemory-policy noeviction",
+            f"maxmemory-policy {address['policy']}",
             "user default off",
             f"user {_USER} on >{address['password']} ~stocache:* resetchannels -@all {commands}",
             "",

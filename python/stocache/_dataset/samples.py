@@ -130,6 +130,17 @@ class Samples:
 
     # One sample
 
+    def get_by(self, index: Any, load: Callable[[Any], Any]) -> Any:
+        """A sample that this function loads, if it is nowhere: it stands for the dataset."""
+        place = self.place(index)
+        with self.records.acquire([place], _PATIENCE_SECONDS) as acquired:
+            if not acquired.to_load():
+                sample = self._given(acquired, place)
+                return load(index) if sample is _C.MISS else sample
+            sample = load(index)
+            self._store(acquired, place, sample)
+            return sample
+
     def get(self, index: Any, to_edit: bool) -> Any:
         """A sample. Who means ``to_edit`` it never gets what belongs to the dataset."""
         place = self._place(index)
@@ -364,6 +375,8 @@ class Samples:
         stored: list[int] = []
         with self.records.acquire(indices, _PATIENCE_SECONDS) as acquired:
             taken = _taken(acquired, gathering)
+            if taken.issuperset(indices):
+                return [_TAKEN] * len(indices)
             fetched: dict[int, Any] = {}
             while todo := acquired.to_load():
                 # Who was waited for may have found that what comes together are no such samples.
@@ -411,6 +424,8 @@ class Samples:
         stored: list[int] = []
         with self.records.acquire(indices, _PATIENCE_SECONDS) as acquired:
             taken = _taken(acquired, gathering)
+            if taken.issuperset(indices):
+                return [_TAKEN] * len(indices)
             while todo := acquired.to_load():
                 for index in todo:
                     loaded[index] = self._load(index)
@@ -820,8 +835,13 @@ def _flush(records: weakref.ref[Records]) -> None:
 
 
 def _flush_in_time(records: Records) -> None:
-    if not records.flush(_FLUSH_SECONDS) and (waiting := records.disk_stats()["waiting"]):
+    """What did not go in time is told: nobody will be asked for it any more."""
+    if records.flush(_FLUSH_SECONDS):
+        return
+    if waiting := records.disk_stats()["waiting"]:
         telling.of_unwritten(records, waiting)
+    while news := records.news():
+        telling.warn(news)
 
 
 class _FoundMeanwhile(Exception):
