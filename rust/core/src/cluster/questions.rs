@@ -6,8 +6,8 @@
 //!                                                when few are left: MGET i j k l
 //! ```
 //!
-//! Short values are asked for several at once, which takes the server half of its time for each. Whoever may not do
-//! that, or asks for what several servers have, gets an error for all of them; then each is asked for by itself.
+//! Short values are asked for several at once, which takes the server less time for each. Whoever may not do that, or
+//! asks for what several servers have, gets an error for all of them; then each is asked for by itself.
 
 use super::connection::Connection;
 use std::collections::VecDeque;
