@@ -18,6 +18,7 @@ CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest ru
 export NEXTEST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 MODELS := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --profile models
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 # The versions of torch that a wheel is built for: the last of each minor.
 TORCHES := 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0
 TORCH ?= $(lastword $(TORCHES))
@@ -123,17 +124,8 @@ format: $(VENV)/.deps ## Put all sources into the form that lint asks for
 	$(VENV)/bin/clang-format -i $(CPP)
 
 # All tables, also if one misses a target.
-bench: build ## Print the speed tables: peers and limits in the same run
-	missed=0; \
-	$(PY) benches/python/shared_cache.py --with-demo || missed=1; \
-	$(PY) benches/python/cached_dataset.py || missed=1; \
-	$(PY) benches/python/partly_cached.py || missed=1; \
-	$(PY) benches/python/augmentation.py || missed=1; \
-	$(PY) benches/python/sharding.py || missed=1; \
-	$(PY) benches/python/file_cache.py || missed=1; \
-	$(PY) benches/python/disk.py --with-many || missed=1; \
-	$(PY) benches/python/cluster.py || missed=1; \
-	exit $$missed
+bench: build ## Print the speed tables: peers and limits in the same run; BENCH_ARGS="--before FOLDER"
+	$(PY) benches/python/all.py $(BENCH_ARGS)
 
 bench-peers: build ## Warm epochs through a DataLoader, with a plot
 	$(PY) benches/python/peers.py
