@@ -1,7 +1,8 @@
 //! The stated order of rooms and modules, checked: each knows only those below it.
 //!
 //! The order is read where people read it, in the tables of `lib.rs` and of each room's `mod.rs`; the
-//! edges are the paths that begin with `crate::`, outside of tests.
+//! edges are the paths that begin with `crate::`, and in a room's own files with `super::`, outside of
+//! tests.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,25 +30,37 @@ fn code(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The first two names of every path that begins with `crate::`; the second may be missing.
-fn edges(code: &str) -> Vec<(String, String)> {
-    let name = |text: &str| -> String {
-        text.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect()
+/// The first names of every path that begins with `root`, two where there are as many.
+fn edges(code: &str, root: &str) -> Vec<Vec<String>> {
+    code.match_indices(root).flat_map(|(at, _)| names(&code[at + root.len()..], 2)).collect()
+}
+
+/// The names at the start of a path, up to so many; of each of them, where it is a list in braces:
+/// `room::{self, module::Thing, module}`.
+fn names(path: &str, most: usize) -> Vec<Vec<String>> {
+    if let Some(list) = path.strip_prefix('{') {
+        return items(list).into_iter().flat_map(|item| names(item, most)).collect();
+    }
+    let end = path.find(|c: char| !is_name(c)).unwrap_or(path.len());
+    let (first, rest) = path.split_at(end);
+    let after = match rest.strip_prefix("::") {
+        Some(rest) if most > 1 => names(rest, most - 1),
+        _ => vec![Vec::new()],
     };
-    let mut found = Vec::new();
-    for (at, _) in code.match_indices("crate::") {
-        let rest = &code[at + "crate::".len()..];
-        let room = name(rest);
-        let after = rest[room.len()..].strip_prefix("::").unwrap_or_default();
-        match after.strip_prefix('{') {
-            // `use crate::room::{self, module::Thing, module}`
-            Some(list) => {
-                let list = &list[..list.find('}').unwrap_or(list.len())];
-                for item in list.split(',') {
-                    found.push((room.clone(), name(item.trim())));
-                }
-            }
-            None => found.push((room, name(after))),
+    after.into_iter().map(|names| [vec![first.to_string()], names].concat()).collect()
+}
+
+/// What stands between the commas of a list, whose opening brace is gone.
+fn items(list: &str) -> Vec<&str> {
+    let (mut found, mut depth, mut start) = (Vec::new(), 0, 0);
+    for (at, c) in list.char_indices() {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        if depth < 0 || (depth == 0 && c == ',') {
+            found.push(list[start..at].trim());
+            start = at + 1;
+        }
+        if depth < 0 {
+            break;
         }
     }
     found
@@ -59,8 +72,16 @@ fn violations(path: &Path, text: &str, tables: &BTreeMap<String, Vec<String>>) -
     let place = |list: &[String], name: &str| list.iter().position(|listed| listed == name);
     let mut parts = path.iter().map(|part| part.to_string_lossy().replace(".rs", ""));
     let (room, module) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let code = code(text);
+    let mut edges = edges(&code, "crate::");
+    if parts.next().is_none() && module != "mod" {
+        let within = self::edges(&code, "super::").into_iter();
+        edges.extend(within.map(|names| [vec![room.clone()], names].concat()));
+    }
     let mut found = Vec::new();
-    for (to_room, to_module) in edges(&code(text)) {
+    for names in edges {
+        let name = |at: usize| names.get(at).cloned().unwrap_or_default();
+        let (to_room, to_module) = (name(0), name(1));
         let why = if BESIDE.contains(&to_room.as_str()) {
             continue;
         } else if to_room == room && !module.is_empty() {
@@ -150,9 +171,12 @@ fn control_a_forbidden_edge_is_caught() {
     assert_eq!(seen("sys/ofd.rs", "use crate::segment::Segment;"), 1);
     assert_eq!(seen("sys/ofd.rs", "fn f() { crate::slots::cache::g() }"), 1);
     assert_eq!(seen("segment/claim.rs", "use crate::segment::{self, lease::Leases};"), 1);
+    assert_eq!(seen("segment/claim.rs", "use super::{lease::Leases, layout};"), 2);
     assert_eq!(seen("error.rs", "use crate::sys::limits;"), 1);
+    assert_eq!(seen("slots/cache.rs", "use crate::{error::{Error, Kind}, tiers::tier::Tier};"), 1);
     assert_eq!(seen("segment/lease.rs", "use crate::segment::claim::Claim;"), 0);
     assert_eq!(seen("slots/cache.rs", "use crate::{error::Error, sys::limits};"), 0);
+    assert_eq!(seen("records/schema/parse.rs", "use super::store::Thing;"), 0);
     assert_eq!(seen("sys/ofd.rs", "// crate::segment is above"), 0);
     assert_eq!(seen("sys/ofd.rs", "#[cfg(test)]\nmod tests { use crate::segment; }"), 0);
 }

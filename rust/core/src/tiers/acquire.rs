@@ -47,7 +47,7 @@ const _: () = {
 
 /// Who stores a sample in memory that is the caller's to load.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Store {
+enum Storer {
     /// The caller: it is claimed.
     Caller,
     /// The process that was waited for in vain.
@@ -63,11 +63,11 @@ enum State {
     /// Another process is loading it.
     Elsewhere,
     /// It is to be found below, or loaded.
-    Ours(Store),
+    Ours(Storer),
     /// It is not below, and to be loaded.
-    NotBelow(Store),
+    NotBelow(Storer),
     /// The caller loads it.
-    Loading(Store),
+    Loading(Storer),
     /// In memory, or the caller has it.
     There,
     /// It came from below, and memory did not take it.
@@ -154,15 +154,15 @@ impl Acquiring {
         for &(index, schema, parts) in records {
             // A claim ends when a level below has the sample, too: nobody loads it meanwhile.
             let memory = match self.to_store(index) {
-                Store::Caller if self.levels.has_more() => {
+                Storer::Caller if self.levels.has_more() => {
                     self.levels.memory().fill_claimed(index, schema, parts, None, &*self.levels)?
                 }
-                Store::Caller => {
+                Storer::Caller => {
                     self.take(index);
                     self.levels.memory().fill(index, schema, parts)?
                 }
-                Store::Another => Put::StoredElsewhere,
-                Store::Nobody => Put::Refused(false),
+                Storer::Another => Put::StoredElsewhere,
+                Storer::Nobody => Put::Refused(false),
             };
             filled.push(Filled { memory, below: false });
         }
@@ -261,17 +261,17 @@ impl Acquiring {
             return None;
         };
         Some(match store {
-            Store::Caller => Outlook::Stored,
-            Store::Another => Outlook::StoredElsewhere,
-            Store::Nobody if self.levels.has_more() => Outlook::Stored,
-            Store::Nobody => Outlook::Refused,
+            Storer::Caller => Outlook::Stored,
+            Storer::Another => Outlook::StoredElsewhere,
+            Storer::Nobody if self.levels.has_more() => Outlook::Stored,
+            Storer::Nobody => Outlook::Refused,
         })
     }
 
     /// Gives one back that was to be loaded and will not be filled.
     pub fn abandon(&mut self, index: usize) {
         self.check_process();
-        if self.take(index) == Store::Caller {
+        if self.take(index) == Storer::Caller {
             self.levels.memory().abandon(index);
         }
     }
@@ -284,11 +284,11 @@ impl Acquiring {
         });
     }
 
-    fn give_back_if(&mut self, which: impl Fn(&State) -> Option<Store>) {
+    fn give_back_if(&mut self, which: impl Fn(&State) -> Option<Storer>) {
         let ours = self.process == Me::now();
         for (index, state) in &mut self.wanted {
             if let Some(store) = which(state) {
-                if store == Store::Caller && ours && !broken(Fault::KeepClaims) {
+                if store == Storer::Caller && ours && !broken(Fault::KeepClaims) {
                     self.levels.memory().abandon(*index);
                 }
                 *state = State::There;
@@ -316,10 +316,10 @@ impl Acquiring {
             if matches!(state, State::New) {
                 *state = match memory.begin_as(*index, || *lease) {
                     Claim::Present => State::There,
-                    Claim::LoadAndStore => State::Ours(Store::Caller),
-                    Claim::LoadOnly => State::Ours(Store::Nobody),
+                    Claim::LoadAndStore => State::Ours(Storer::Caller),
+                    Claim::LoadOnly => State::Ours(Storer::Nobody),
                     Claim::LoadingElsewhere if may_wait => State::Elsewhere,
-                    Claim::LoadingElsewhere => State::Ours(Store::Another),
+                    Claim::LoadingElsewhere => State::Ours(Storer::Another),
                 };
             }
         }
@@ -373,11 +373,11 @@ impl Acquiring {
             let State::Ours(store) = *state else { return Some(fetched) };
             came += 1;
             // A write that fails leaves what came to the caller.
-            let stays = store == Store::Caller && levels.rise(*index, &fetched);
-            if !stays && store != Store::Another {
+            let stays = store == Storer::Caller && levels.rise(*index, &fetched);
+            if !stays && store != Storer::Another {
                 levels.keep_near(*index, &fetched);
             }
-            if store == Store::Caller {
+            if store == Storer::Caller {
                 levels.memory().abandon(*index);
             }
             *state = State::There;
@@ -416,15 +416,15 @@ impl Acquiring {
     }
 
     /// Who stores a sample that the caller was to load.
-    fn to_store(&self, index: usize) -> Store {
+    fn to_store(&self, index: usize) -> Storer {
         match self.positions.get(&index).map(|&at| &self.wanted[at].1) {
             Some(State::Loading(store)) => *store,
-            _ => Store::Another,
+            _ => Storer::Another,
         }
     }
 
     /// The same, and the caller has it now.
-    fn take(&mut self, index: usize) -> Store {
+    fn take(&mut self, index: usize) -> Storer {
         let store = self.to_store(index);
         if let Some(&at) = self.positions.get(&index)
             && matches!(self.wanted[at].1, State::Loading(_))

@@ -8,7 +8,7 @@
 //! record that comes up into memory is not kept here. One order at a time: the next call ends the last.
 
 use super::fetch::Fetching;
-use super::levels::{Fetched, Levels};
+use super::levels::{Fetched, Levels, ReadAhead};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -20,7 +20,8 @@ const MOST: u64 = 4096;
 const TOGETHER: usize = 16;
 
 /// What this process reads ahead.
-pub(super) struct Ahead {
+#[derive(Default)]
+struct Ahead {
     levels: Weak<Levels>,
     plan: Mutex<Plan>,
 }
@@ -42,8 +43,9 @@ impl Levels {
             return;
         }
         let levels = Arc::downgrade(self);
-        let ahead =
-            self.ahead.get_or_make(|| Ahead { levels: levels.clone(), plan: Mutex::default() });
+        let ahead = self
+            .ahead
+            .get_or_make(|| Box::new(Ahead { levels: levels.clone(), ..Ahead::default() }));
         let most = self.filling_below().map_or(FEWEST, |below| {
             let each = below.bytes.div_ceil(below.records.max(1)).max(1);
             (BYTES / each).clamp(FEWEST, MOST)
@@ -51,31 +53,19 @@ impl Levels {
         let wanted =
             |&i: &usize| i < self.memory().geometry().dataset_len as usize && self.is_below(i);
         let to_come = indices.iter().copied().filter(wanted).collect();
-        ahead.replace(Plan { to_come, most: most as usize, ..Plan::default() });
-        ahead.begin_more();
-    }
-
-    /// Ends what `prefetch` began. Whoever has these levels says so before it lets them go: what is on its
-    /// way keeps them.
-    pub fn end_prefetch(&self) {
-        if let Some(ahead) = self.ahead.get() {
-            ahead.replace(Plan::default());
-        }
+        ahead.follow(to_come, most as usize);
     }
 }
 
-impl Ahead {
-    fn lock(&self) -> MutexGuard<'_, Plan> {
-        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn replace(&self, plan: Plan) {
+impl ReadAhead for Ahead {
+    fn follow(&self, order: VecDeque<usize>, most: usize) {
+        let plan = Plan { to_come: order, most, ..Plan::default() };
         let before = std::mem::replace(&mut *self.lock(), plan);
         drop(before); // waits for threads that are at it, and so without the lock
+        self.begin_more();
     }
 
-    /// The record of a sample, if it was read ahead, is still below, and nothing was emptied since.
-    pub(super) fn take(&self, levels: &Levels, index: usize) -> Option<Fetched> {
+    fn take(&self, levels: &Levels, index: usize) -> Option<Fetched> {
         let mut plan = self.lock();
         let mut found = plan.there.remove(&index);
         if found.is_none() {
@@ -99,6 +89,12 @@ impl Ahead {
         drop(plan);
         self.begin_more();
         found.filter(|fetched| levels.is_below(index) && levels.is_of_now(fetched))
+    }
+}
+
+impl Ahead {
+    fn lock(&self) -> MutexGuard<'_, Plan> {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins with as many of those to come as there is room for.

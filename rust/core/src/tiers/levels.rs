@@ -6,7 +6,6 @@
 //! proof of who wrote a record.
 //! Trouble of a tier is a miss that is counted; its first words are kept for whoever tells people.
 
-use super::ahead::Ahead;
 use super::buffers::Buffers;
 use super::classes::{KnownClasses, Verdict, travels};
 use super::tier::{Filling, Lent, Sealed, Sink, Tier, TierStats};
@@ -15,7 +14,7 @@ use crate::records::portable::{self, HEAD, Head};
 use crate::records::{INLINE, MAX_RECORD, RecordStore};
 use crate::sys::pages::Pages;
 use crate::sys::per_process::PerProcess;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -36,7 +35,16 @@ pub struct Levels {
     /// What a record from below takes, about; 0 before the first.
     typical: AtomicUsize,
     /// What this process reads before it is asked for.
-    pub(super) ahead: PerProcess<Ahead>,
+    pub(super) ahead: PerProcess<Box<dyn ReadAhead>>,
+}
+
+/// Records that are read before they are asked for.
+pub(super) trait ReadAhead: Send + Sync {
+    /// From here on these samples, in this order; so many records at the most are on their way or there.
+    fn follow(&self, order: VecDeque<usize>, most: usize);
+
+    /// The record of a sample, if it was read ahead, is still below, and nothing was emptied since.
+    fn take(&self, levels: &Levels, index: usize) -> Option<Fetched>;
 }
 
 /// One tier, and what this process saw of it.
@@ -148,6 +156,14 @@ impl Levels {
         }
         self.below.iter().rev().try_for_each(|level| level.tier.clear())?;
         self.memory.clear()
+    }
+
+    /// Ends what `prefetch` began. Whoever has these levels says so before it lets them go: what is on its
+    /// way keeps them.
+    pub fn end_prefetch(&self) {
+        if let Some(ahead) = self.ahead.get() {
+            ahead.follow(VecDeque::new(), 0);
+        }
     }
 
     /// Whether nothing was emptied since a record was asked for.
