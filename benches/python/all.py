@@ -17,6 +17,8 @@ from typing import Any
 
 from measure import Table, machine_line, show_grid
 
+Rows = list[dict[str, Any]]
+
 HERE = Path(__file__).resolve().parent
 BENCHES: dict[str, list[str]] = {
     "shared_cache": ["--with-demo"], "cached_dataset": [], "partly_cached": [], "augmentation": [],
@@ -38,17 +40,17 @@ def measure(name: str, to: Path, options: list[str]) -> None:
         table.save(path)
 
 
-def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
+def rows_of(folder: Path, name: str) -> Rows:
     path = folder / f"{name}.json"
     return list(json.loads(path.read_text())["rows"]) if path.exists() else []
 
 
-def close(names: list[str], to: Path, before: Path | None) -> int:
+def close(names: list[str], to: Path, before: dict[str, Rows] | None) -> int:
     """Prints what was held against a target, of all; how many targets were missed."""
     lines: list[tuple[str, ...]] = []
     held = missed = 0
     for name in names:
-        then = {row["what"]: row["measured"] for row in rows_of(before, name)} if before else {}
+        then = {row["what"]: row["measured"] for row in before[name]} if before else {}
         for row in rows_of(to, name):
             if row["holds"] is None:
                 continue
@@ -59,7 +61,7 @@ def close(names: list[str], to: Path, before: Path | None) -> int:
             lines.append((*cells, then.get(row["what"], "")) if before else cells)
     header = ("benchmark", "what", "measured", "target", "holds")
     print(f"\n{machine_line()}\n{show_grid((*header, 'before') if before else header, lines)}")
-    print(f"{held} targets hold, {missed} are missed")
+    print(f"targets: {held + missed}, of which {missed} missed")
     return missed
 
 
@@ -74,9 +76,10 @@ def main() -> int:
     options = parser.parse_args()
     names = options.only or list(BENCHES)
     rounds = ["--rounds", str(options.rounds)] if options.rounds else []
+    before = {name: rows_of(options.before, name) for name in names} if options.before else None
     for name in names:
         measure(name, options.to, rounds)
-    return 1 if close(names, options.to, options.before) else 0
+    return 1 if close(names, options.to, before) else 0
 
 
 if __name__ == "__main__":
