@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -269,6 +270,17 @@ class GoesOn(Pictures):
 @pytest.mark.parametrize("how", ["never", "fails", "gives nothing"])
 def test_a_dataset_that_goes_on_where_its_transform_fails(cut, how):
     dataset = cut(GoesOn(Sometimes(how)))
+    agrees(dataset, GoesOn(Sometimes(how)))
+    assert dataset.stats().filled == 6
+
+
+@pytest.mark.parametrize("how", ["fails", "gives nothing"])
+def test_so_it_does_at_the_first_sample(cut, how):
+    dataset = cut(GoesOn(Sometimes(how)))
+    random.seed(next(seed for seed in range(99) if not random.Random(seed).randrange(4)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dataset[2]
     agrees(dataset, GoesOn(Sometimes(how)))
     assert dataset.stats().filled == 6
 

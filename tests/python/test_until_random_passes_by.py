@@ -440,6 +440,43 @@ def test_control_without_a_look_it_is_not(cut):
         agrees(cut(asking(), steps=1, probe=0), asking())
 
 
+class Speckle(torch.nn.Module):
+    """Draws a number for each of a picture, as they lie in memory."""
+
+    def forward(self, picture):
+        return picture + torch.randint_like(picture, 1000)
+
+
+class Turned(Pictures):
+    """Its pictures lie in memory as files have them: columns beside each other."""
+
+    def __getitem__(self, i):
+        return self.transform(torch.full((5, 3), i).t()), i
+
+
+def test_numbers_that_are_drawn_as_a_picture_lies_in_memory_are_no_difference(cut):
+    dataset = cut(Turned(torch.nn.Sequential(Step(1), Speckle())), steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        samples = [dataset[i][0] for i in range(6) for _ in range(2)]
+    assert dataset.stats().filled == 6 and len({str(sample) for sample in samples}) == 12
+    assert all(sample.unique().numel() > 5 for sample in samples)
+
+
+class TurnedAsking(Asking):
+    def __getitem__(self, i):
+        return self.transform(torch.full((5, 3), i).t()), self.step.last
+
+
+def test_control_of_such_a_picture_it_is_found_who_asks_a_step(cut):
+    def make():
+        return TurnedAsking(torch.nn.Sequential(Step(1), Telling()))
+
+    dataset = cut(make(), steps=1)
+    agrees(dataset, make(), "gives other samples if a part of its transform runs later")
+    assert dataset.stats().filled == 0
+
+
 def stored(dataset, start, *indices):
     """Lets another process load these samples, and waits for it."""
     process = multiprocessing.get_context(start).Process(target=load, args=(dataset, indices))

@@ -14,8 +14,12 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+import torch
+
 from stocache import _C
+from stocache._compare import same
 from stocache._dataset import places
+from stocache._dataset.copying import as_stored
 from stocache._dataset.places import Path
 from stocache._types.registry import register_type
 
@@ -70,15 +74,22 @@ class Load:
             raise self.cannot("calls its transform from another thread")
         if any(type(node) is Sealed for node, _ in places.walk((arguments, named))):
             raise self.cannot("calls its transform with what its transform gave")
-        if steps is not None:
-            value = steps(*arguments, **named)
-            # As Compose hands on what its steps give.
-            arguments, named = (value if len(arguments) > 1 else (value,)), {}
-            if type(arguments) is not tuple:
-                raise self.cannot("calls its transform in a way that cannot be followed")
-        call = Call(self, arguments, dict(named))
+        call = Call(self, *self._after(steps, arguments, named))
         self.calls.append(call)
         return self.sealed(call, ())
+
+    def _after(
+        self, steps: Callable[..., Any] | None, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the rest is called with."""
+        if steps is None:
+            return arguments, dict(named)
+        value = steps(*arguments, **named)
+        # As Compose hands on what its steps give.
+        given = value if len(arguments) > 1 else (value,)
+        if type(given) is not tuple:
+            raise self.cannot("calls its transform in a way that cannot be followed")
+        return given, {}
 
     def sealed(self, call: Call, path: Path) -> Sealed:
         made: Sealed = object.__new__(Sealed)
@@ -98,6 +109,33 @@ class Load:
     def is_kept(self) -> bool:
         """Whether somebody still has any of what was handed out."""
         return any(sealed() is not None for sealed in self._sealed)
+
+
+class Through(Load):
+    """The whole transform runs, and the rest of it gets what would come from the cache. Numbers of
+    a tensor may lie in another order there, and random ones for each of them are drawn as they
+    lie."""
+
+    def __init__(self, rest: Callable[..., Any], allow_pickle: bool) -> None:
+        super().__init__(allow_pickle)
+        self._rest = rest
+        self.lies_otherwise = False
+        """Something did, and was equal."""
+
+    def note(
+        self, steps: Callable[..., Any] | None, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        given = self._after(steps, arguments, named)
+        arguments, named = as_stored(given, self._allow_pickle)
+        if any(_is_in_another_order(node) for node, _ in places.walk(given)):
+            self.lies_otherwise |= same(given, (arguments, named)) is True
+        return self._rest(*arguments, **named)
+
+
+def _is_in_another_order(node: Any) -> bool:
+    return (
+        isinstance(node, torch.Tensor) and node.layout is torch.strided and not node.is_contiguous()
+    )
 
 
 LOAD: ContextVar[Load | None] = ContextVar("load")

@@ -27,7 +27,7 @@ from stocache._compare import same
 from stocache._dataset import places, telling
 from stocache._dataset.copying import as_stored
 from stocache._dataset.places import Path
-from stocache._dataset.sealed import LOAD, CannotBeCut, Load, Sealed, origin
+from stocache._dataset.sealed import LOAD, CannotBeCut, Load, Sealed, Through, origin
 from stocache._dataset.snapshot import Snapshot, States
 from stocache._sharing.natives import slots_of
 from stocache._sharing.sameness import NoPart, refusal
@@ -247,17 +247,32 @@ class UpToRandom(Dataset[Any]):
             return self._outcome(make, value, before)
 
         whole = whole or outcome(aside.whole, index)
-        rest = outcome(lambda it: filled(it, aside.rest), as_stored(kept, aside.allow_pickle))
+        rest = outcome(lambda it: Rest(aside)(it, index), as_stored(kept, aside.allow_pickle))
         if rest.differs(whole):
             again = outcome(lambda i: self._cut(i, Load(aside.allow_pickle)), index)
             if again.differs(Outcome(kept)):
                 raise CannotBeCut("gives another sample every time by itself", never=True)
             # Or its random numbers are from elsewhere, and nothing can be said.
-            if not whole.differs(outcome(aside.whole, index)):
+            is_told = not whole.differs(outcome(aside.whole, index))
+            if is_told and rest.differs(outcome(self._through, index)):
                 does = "gives other samples if a part of its transform runs later"
                 raise CannotBeCut(does, never=True)
         before.put_back()
         return kept
+
+    def _through(self, index: Any) -> Any:
+        """A sample of which nothing runs later, if its numbers lie otherwise in the cache."""
+        aside = self.aside
+        load = Through(aside.rest, aside.allow_pickle)
+        token = LOAD.set(load)
+        try:
+            with aside.in_place():
+                sample = self.dataset[index]
+        finally:
+            LOAD.reset(token)
+        if not load.lies_otherwise:
+            raise CannotBeCut("")
+        return sample
 
     def _outcome(self, make: Callable[[Any], Any], value: Any, before: States) -> Outcome:
         before.put_back()
