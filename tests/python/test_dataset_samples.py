@@ -330,7 +330,10 @@ def test_a_transform_that_runs_dry_shortens_no_batch(cached):
 
 
 def test_control_what_is_mapped_ends_without_a_word(cached, monkeypatch):
-    monkeypatch.setattr(Samples, "transformed", lambda self, *arguments: list(map(*arguments)))
+    def mapped(self, transform, samples, indices):
+        return list(map(transform, samples))
+
+    monkeypatch.setattr(Samples, "transformed", mapped)
     dataset = cached(rows(), transform=RunsDry())
     assert [len(batch) for batch in DataLoader(dataset, 3, sampler=range(6))] == [3, 1]
 
