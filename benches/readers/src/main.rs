@@ -4,8 +4,11 @@
 //!   readers fill FOLDER SIZE   stdin: values of that size, one after the other, for a redb in that folder
 //!   readers redb FOLDER        stdin: how many (u64), then so many numbers (u64); stdout: the first byte of each value
 //!   readers level FOLDER       the same of a disk level: batch by batch, two of them on their way
+//!   readers ways FOLDER        compares ways to read past the page cache, in a file of 1 GiB that it makes there
 //!   readers write FOLDER SIZE COUNT   makes a level; stdout: a byte; stdin: a byte; writes so many samples; stdout: a byte
 //! ```
+
+mod ways;
 
 use redb::{Database, ReadOnlyDatabase, ReadableDatabase, TableDefinition};
 use std::collections::VecDeque;
@@ -47,6 +50,7 @@ fn main() -> Result<()> {
             let levels = open(Path::new(folder))?;
             answer(|indices| read(&levels, indices))
         }
+        ["ways", folder] => ways::compare(Path::new(folder)),
         ["write", folder, size, count] => write(Path::new(folder), size.parse()?, count.parse()?),
         _ => Err("see the head of benches/readers/src/main.rs".into()),
     }
