@@ -94,6 +94,67 @@ def test_three_million_keys_grow_no_private_memory_and_no_shared_memory(run_scri
     )
 
 
+@pytest.mark.parametrize("policy", ["freeze", "lru"])
+def test_epochs_from_disk_grow_no_private_memory(run_script, tmp_path, policy):
+    # Of workers and who starts them. "freeze" reads from the second epoch on; "lru" loads,
+    # writes, reads and evicts in each.
+    run_script(
+        f"""
+        import multiprocessing, os, torch, stocache
+        from torch.utils.data import DataLoader, Dataset
+        torch.set_num_threads(1)
+        N, BYTES = 1500, 150_000
+
+        class Source(Dataset):
+            def __len__(self):
+                return N
+
+            def __getitem__(self, idx):
+                return torch.full((BYTES,), idx % 251, dtype=torch.uint8)
+
+        def private_dirty(pid="self"):
+            # batches that are handed over are shared memory, also while one process maps them
+            what, kib = "", 0
+            for line in open(f"/proc/{{pid}}/smaps"):
+                word, _, rest = line.partition(" ")
+                if "-" in word:
+                    what = rest
+                elif word == "Private_Dirty:" and "/memfd:stocache-batch" not in what:
+                    kib += int(rest.split()[0])
+            return kib / 1024
+
+        lru = {policy!r} == "lru"
+        dataset = stocache.CachedDataset(
+            Source(), "32MiB" if lru else "2MiB", disk="96MiB" if lru else "400MiB",
+            disk_path={str(tmp_path / "below")!r}, policy={policy!r}, verbose=False,
+        )
+        for kind in (DataLoader, stocache.DataLoader):
+            loader = kind(
+                dataset, 64, shuffle=True, num_workers=2, multiprocessing_context="fork",
+                persistent_workers=True,
+            )
+            before = None
+            for epoch in range(4):
+                assert sum(len(batch) for batch in loader) == N
+                children = [child.pid for child in multiprocessing.active_children()]
+                after = {{pid: private_dirty(pid) for pid in [os.getpid(), *children]}}
+                if before:
+                    growth = [after[pid] - before[pid] for pid in after]
+                    print(f"{{kind.__module__}} epoch {{epoch}}: {{growth}} MiB", flush=True)
+                    assert max(growth) <= 32, growth
+                before = after
+            del loader
+        assert dataset.stats().disk.hits > N
+        # the control: samples that are held are what this measurement must see
+        before = private_dirty()
+        held = [dataset[idx] for idx in range(300)]
+        assert private_dirty() - before > 32
+        dataset.delete()
+        """,
+        timeout=600,
+    )
+
+
 def test_an_unfilled_cache_takes_no_memory(make_cache):
     cache = make_cache(1, 2**18, (4096,), backing="shm")  # a GiB, nearly
     assert os.stat(cache.path).st_size > 900 << 20

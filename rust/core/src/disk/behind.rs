@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 pub(super) const MOST_GROUP_BYTES: usize = 4 << 20;
 const GROUP_RECORDS: usize = 4096;
 /// What waits to be written, all in all. Every process that loads may have so much.
-const MOST_BYTES: usize = 16 << 20;
+const MOST_BYTES: usize = 12 << 20;
 /// What was brought is written after this time, if it is so much: the padding of whole pages is little of it;
 const OLD: Duration = Duration::from_millis(20);
 const ENOUGH_BYTES: usize = 256 << 10;
