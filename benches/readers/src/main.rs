@@ -10,7 +10,7 @@
 
 mod ways;
 
-use redb::{Database, ReadOnlyDatabase, ReadableDatabase, TableDefinition};
+use redb::{Database, ReadableDatabase, TableDefinition};
 use std::collections::VecDeque;
 use std::error::Error;
 use std::io::{BufReader, ErrorKind, IoSlice, Read, Write, stdin, stdout};
@@ -25,6 +25,10 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const TABLE: TableDefinition<u64, &[u8]> = TableDefinition::new("samples");
 const BATCH: usize = 64;
+/// Nobody reads a value twice; and memory may be small.
+const REDB_CACHE: usize = 16 << 20;
+/// Where the bytes of a tensor begin in its record: sizes come first.
+const PAYLOAD: usize = 16;
 
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().collect();
@@ -32,7 +36,9 @@ fn main() -> Result<()> {
     match words[..] {
         ["fill", folder, size] => fill(&Path::new(folder).join("redb"), size.parse()?),
         ["redb", folder] => {
-            let database = ReadOnlyDatabase::open(Path::new(folder).join("redb"))?;
+            let database = Database::builder()
+                .set_cache_size(REDB_CACHE)
+                .open_read_only(Path::new(folder).join("redb"))?;
             let table = database.begin_read()?.open_table(TABLE)?;
             let mut batch = Vec::new();
             answer(|indices| {
@@ -151,7 +157,7 @@ fn read(levels: &Arc<Levels>, indices: &[u64]) -> Result<Vec<u8>> {
     let mut wait = |fetching: Fetching| -> Result<()> {
         for fetched in fetching.wait() {
             let fetched = fetched.ok_or("a record is missing")?;
-            first.push(fetched.bytes()[0]);
+            first.push(fetched.bytes()[PAYLOAD]);
             levels.reuse(fetched);
         }
         Ok(())
