@@ -451,6 +451,15 @@ def _read_part(side: Side, part: list[int], begin: Any, group: Path | None) -> N
             raise RuntimeError("a batch holds other bytes than it should")
 
 
+def remove_group(group: Path) -> None:
+    """Once all programs in it have ended, for which nobody has waited."""
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            return group.rmdir()
+        time.sleep(0.1)
+    group.rmdir()
+
+
 @contextlib.contextmanager
 def small_memory() -> Iterator[Path]:
     """A control group whose page cache is smaller than the data. Version 1 or 2, whichever is
@@ -470,7 +479,7 @@ def small_memory() -> Iterator[Path]:
             yield group
             return
         finally:
-            group.rmdir()
+            remove_group(group)
     raise RuntimeError("no control group can be made here: data larger than memory not measured")
 
 
