@@ -10,12 +10,14 @@
 //! and then is not waited for any longer than one that is silent, and one that lets each operation wait for
 //! nearly as long as it may is soon not waited for at all.
 
-use super::rests::FIRST as FIRST_REST;
 use crate::fault::{Fault, active as broken, reached};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+/// One wait of 250 ms in five seconds is 5 %.
+pub(super) const PURSE_FILLS: Duration =
+    Duration::from_millis(if cfg!(test) { 400 } else { 5_000 });
 /// For one operation, unless people say otherwise. Tests run on machines that have other things to do.
 const WAIT: Duration = Duration::from_millis(if cfg!(test) { 3_000 } else { 250 });
 /// How people say it, in seconds.
@@ -99,7 +101,7 @@ impl Purse {
     /// For an operation that ends then, after so many servers made it wait.
     pub(super) fn budget(&mut self, until: Instant, others: usize) -> Budget {
         let now = Instant::now();
-        let rests = (now - self.since).as_secs_f64() / FIRST_REST.as_secs_f64();
+        let rests = (now - self.since).as_secs_f64() / PURSE_FILLS.as_secs_f64();
         self.since = now;
         self.left = (self.left + self.wait.mul_f64(rests.min(1.0))).min(self.wait);
         if broken(Fault::FreshBudgets) {

@@ -10,7 +10,7 @@
 //! rest is over one process takes the next one, a short one, and tries the server while the others still leave
 //! it alone. A process that dies at it is not waited for.
 
-use super::budget::Trouble;
+use super::budget::{PURSE_FILLS, Trouble};
 use crate::fault::{Fault, active as broken};
 use crate::records::RecordStore;
 use rustix::time::{ClockId, clock_gettime};
@@ -20,8 +20,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// At first and at most: one wait of 250 ms in five seconds is 5 %.
-pub(super) const FIRST: Duration = Duration::from_millis(if cfg!(test) { 400 } else { 5_000 });
+/// The first rest is as long as a purse needs; the longest:
 const LONGEST: Duration = Duration::from_secs(60);
 /// So many words may be those of a server.
 const PLACES: usize = 8;
@@ -100,7 +99,7 @@ impl Rest {
         if is_ahead(seen, now) {
             return false;
         }
-        let taken = made(self.server, failures(seen), now + FIRST.as_millis() as u64);
+        let taken = made(self.server, failures(seen), now + PURSE_FILLS.as_millis() as u64);
         self.tries =
             word.compare_exchange(seen, taken, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         self.tries
@@ -163,7 +162,7 @@ impl Rest {
 
 /// After so many failures before.
 fn length(failures: u64) -> Duration {
-    FIRST.saturating_mul(1 << failures).min(LONGEST)
+    PURSE_FILLS.saturating_mul(1 << failures).min(LONGEST)
 }
 
 fn made(server: u64, failures: u64, until: u64) -> u64 {
@@ -238,10 +237,10 @@ mod tests {
         rest.begin(&Trouble::Late);
         assert!(rest.is_on() && !rest.lets_ask());
         assert!(of_process("node:1", &memory).lets_ask(), "nobody else knows");
-        std::thread::sleep(FIRST + FIRST / 4);
+        std::thread::sleep(PURSE_FILLS + PURSE_FILLS / 4);
         assert!(rest.lets_ask());
         rest.begin(&Trouble::Late);
-        std::thread::sleep(FIRST + FIRST / 4);
+        std::thread::sleep(PURSE_FILLS + PURSE_FILLS / 4);
         assert!(!rest.lets_ask(), "the second is longer");
         rest.end();
         assert!(rest.lets_ask() && rest.failures == 0);
