@@ -147,6 +147,8 @@ pub(crate) enum Fault {
     RemoveUncut,
     /// Leave files open both ways that were read both ways.
     KeepBothWays,
+    /// Read a large level through the page cache.
+    CrowdOut,
     /// Write the log beside the budget.
     LogBesides,
     /// Write groups of records however small they are.
@@ -547,6 +549,14 @@ mod controls {
         is_caught(
             Fault::KeepBothWays,
             &["disk::tests::a_file_is_one_descriptor_whichever_way_it_is_read"],
+        );
+    }
+
+    #[test]
+    fn reading_large_levels_through_the_page_cache_is_caught() {
+        is_caught(
+            Fault::CrowdOut,
+            &["disk::tests::a_level_that_memory_has_no_room_for_stays_out_of_the_page_cache"],
         );
     }
 

@@ -5,6 +5,7 @@ use crate::fault::{Fault, active as broken};
 use crate::sys::direct::DirectFile;
 use crate::sys::per_process::PerProcess;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// So many files may be read both ways at the same time, past the page cache and from it.
@@ -39,16 +40,31 @@ impl Files {
         pages: &mut [u8],
         at: u64,
     ) -> rustix::io::Result<usize> {
-        let open = self.open.get_or_make(|| Open {
-            regions: (0..self.regions).map(|_| Mutex::default()).collect(),
-            both: Mutex::default(),
-        });
+        let open = self.open();
         let file = open.get(folder, r, generation, anew)?;
         let got = file.read(pages, at);
         if file.has_both() && !broken(Fault::KeepBothWays) {
             open.note_both(file);
         }
         got
+    }
+
+    /// Has a stretch of that file read into the page cache, unless the record in it is there.
+    pub(super) fn ask_for(
+        &self,
+        folder: &Folder,
+        (r, generation): (u64, u32),
+        record: Range<u64>,
+        stretch: Range<u64>,
+    ) -> rustix::io::Result<()> {
+        self.open().get(folder, r, generation, false)?.ask_for(record, stretch)
+    }
+
+    fn open(&self) -> &Open {
+        self.open.get_or_make(|| Open {
+            regions: (0..self.regions).map(|_| Mutex::default()).collect(),
+            both: Mutex::default(),
+        })
     }
 
     /// Closes files of regions that have another generation by now: nobody wants them.

@@ -6,6 +6,7 @@
 //! | `records` | single records: found, read, taken to be written |
 //! | `recall` | what earlier jobs left, read from the logs |
 //! | `stats` | what it holds and did |
+//! | `stretches` | small levels, read through the page cache a stretch at a time |
 //! | `write` | many records in one write; files for regions |
 //! | `store` | the store as this process has it open |
 //! | `behind` | records that wait to be written, and the thread that writes them |
@@ -30,6 +31,7 @@ mod records;
 mod schemas;
 mod stats;
 mod store;
+mod stretches;
 #[cfg(test)]
 mod tests;
 mod write;

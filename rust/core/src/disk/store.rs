@@ -23,6 +23,7 @@ use crate::segment::layout::{DiskGeometry, DiskLayout, Geometry};
 use crate::segment::{Opened, Request, Segment};
 use crate::space::{self, Space};
 use crate::sys::per_process::PerProcess;
+use crate::sys::recent::Recent;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,6 +75,8 @@ pub struct DiskStore {
     table: u64,
     pub(super) folder: Folder,
     pub(super) files: Files,
+    /// Whether it is small against the memory that is free.
+    pub(super) is_small: Recent,
     member: Member,
     /// Whether the table of this process writes; once it does, it does.
     writes: AtomicBool,
@@ -170,6 +173,7 @@ impl DiskStore {
                 table,
                 folder,
                 files,
+                is_small: Recent::new(),
                 member,
                 writes,
                 behind,

@@ -4,6 +4,7 @@ use super::{Check, DiskOptions, DiskStore, Keys, inspect, remove, tidy};
 use crate::fault::meeting;
 use crate::records::portable::{self, HEAD, Head};
 use crate::space::{Firm, Ground};
+use crate::sys::direct::pages_in_cache;
 use crate::sys::pages::{PAGE, Pages};
 use std::io::IoSlice;
 use std::os::unix::fs::DirBuilderExt;
@@ -395,12 +396,8 @@ fn a_file_is_one_descriptor_whichever_way_it_is_read() {
     let store = open(&folder.0, 16 << 20, false);
     let files = files_of(&folder, ".dat");
     assert!(files.len() > 30, "{}", files.len());
-    let forget = |path: &PathBuf| {
-        let file = std::fs::File::open(path).unwrap();
-        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-    };
     for round in 0..2 {
-        files.iter().for_each(forget);
+        files.iter().for_each(|path| make_cold(path));
         assert_eq!(count(&store), SAMPLES as usize);
         let cold = descriptors(&folder);
         files.iter().for_each(|path| drop(std::fs::read(path).unwrap()));
@@ -413,6 +410,52 @@ fn a_file_is_one_descriptor_whichever_way_it_is_read() {
     assert_eq!(descriptors(&folder), 0);
     // And never more than so many files, however much the store may take by now.
     assert_eq!(open(&folder.0, 1 << 30, false).geometry().regions, 64);
+}
+
+/// Takes all of a file out of the page cache.
+fn make_cold(path: &Path) {
+    let file = std::fs::File::open(path).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+#[test]
+fn of_a_small_level_what_lies_around_a_record_comes_into_the_page_cache() {
+    let folder = Temporary::new();
+    fill(&open(&folder.0, 64 << 20, false), 0..SAMPLES as usize);
+    let store = open(&folder.0, 64 << 20, false);
+    let files = files_of(&folder, ".dat");
+    let pages = || -> Option<u64> {
+        let of = |path: &PathBuf| pages_in_cache(&std::fs::File::open(path).unwrap());
+        files.iter().map(of).sum()
+    };
+    files.iter().for_each(|path| make_cold(path));
+    if pages() != Some(0) {
+        return; // in memory, or a kernel that does not tell
+    }
+    assert_eq!(get(&store, 900), Some(value(900)));
+    assert_eq!(pages(), Some(0), "one record is read past it");
+    store.expect(std::iter::once(900));
+    let there = pages().unwrap();
+    assert!((100..=256).contains(&there), "{there} pages of a stretch");
+    assert_eq!(get(&store, 900), Some(value(900)));
+    // What is expected and gone, or was never there, harms nobody.
+    files.iter().for_each(|path| make_cold(path));
+    store.expect(0..SAMPLES as usize);
+    assert_eq!(count(&store), SAMPLES as usize);
+    store.clear().unwrap();
+    store.expect(0..SAMPLES as usize);
+    assert_eq!(count(&store), 0);
+}
+
+#[test]
+fn a_level_that_memory_has_no_room_for_stays_out_of_the_page_cache() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 64 << 20, false);
+    assert!(!store.is_small(u64::MAX), "nothing is known of its records");
+    fill(&store, 0..SAMPLES as usize);
+    let used = store.space().used_bytes();
+    assert!(store.is_small(4 * used));
+    assert!(!store.is_small(4 * used - 1));
 }
 
 /// P16: what the logs take is part of the budget, also where records are small.

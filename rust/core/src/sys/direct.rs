@@ -7,6 +7,8 @@ use crate::sys::pages::PAGE;
 use crate::sys::private_file::write_all;
 use rustix::fs::{Advice, CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,7 +51,8 @@ impl DirectFile {
     /// bytes.
     pub(crate) fn read(&self, to: &mut [u8], at: u64) -> rustix::io::Result<usize> {
         debug_assert!(to.len().is_multiple_of(PAGE) && at.is_multiple_of(PAGE as u64));
-        if self.is_direct() && !is_cached(self.any()?.as_fd(), at, to.len() as u64) {
+        let range = at..at + to.len() as u64;
+        if self.is_direct() && is_cached(self.any()?.as_fd(), range) != Some(true) {
             match read_all(self.get(false)?.as_fd(), to, at) {
                 // Some say so only when it is tried.
                 Err(Errno::INVAL | Errno::OPNOTSUPP) => self.refused.store(true, Ordering::Relaxed),
@@ -57,6 +60,22 @@ impl DirectFile {
             }
         }
         read_all(self.get(true)?.as_fd(), to, at)
+    }
+
+    /// Has the kernel begin to read a stretch of the file into the page cache, unless these bytes of it are
+    /// there, or on their way; who reads them then waits for them there. Nothing where the kernel does not say
+    /// what is there.
+    pub(crate) fn ask_for(&self, bytes: Range<u64>, stretch: Range<u64>) -> rustix::io::Result<()> {
+        let file = self.any()?;
+        if is_cached(file.as_fd(), bytes) != Some(false) {
+            return Ok(());
+        }
+        // The kernel may cut what it is asked for, to what its disk takes in one read: half a MiB or more.
+        let (start, len) =
+            (stretch.start, NonZeroU64::new(stretch.end.saturating_sub(stretch.start)));
+        len.map_or(Ok(()), |len| {
+            rustix::fs::fadvise(file.as_fd(), start, Some(len), Advice::WillNeed)
+        })
     }
 
     /// Writes whole pages from `at` on.
@@ -160,23 +179,37 @@ fn read_all(file: BorrowedFd<'_>, mut to: &mut [u8], mut at: u64) -> rustix::io:
     Ok(all)
 }
 
-/// Whether these bytes are in the page cache. False where the kernel (before 6.5) does not tell.
-fn is_cached(file: BorrowedFd<'_>, at: u64, len: u64) -> bool {
+/// Whether all pages of these bytes are in the page cache, as `cached_pages`.
+fn is_cached(file: BorrowedFd<'_>, bytes: Range<u64>) -> Option<bool> {
+    let pages = bytes.end.div_ceil(PAGE as u64) - bytes.start / PAGE as u64;
+    cached_pages(file, bytes).map(|there| there >= pages)
+}
+
+/// How many pages of these bytes are in the page cache, or on their way there. Nothing where the kernel (before
+/// 6.5) does not tell.
+fn cached_pages(file: BorrowedFd<'_>, bytes: Range<u64>) -> Option<u64> {
     const CACHESTAT: libc::c_long = 451;
     static ABSENT: AtomicBool = AtomicBool::new(false);
     if ABSENT.load(Ordering::Relaxed) {
-        return false;
+        return None;
     }
-    let (range, mut found) = ([at, len], [0u64; 5]);
+    let (range, mut found) = ([bytes.start, bytes.end - bytes.start], [0u64; 5]);
     // SAFETY: the kernel reads a range of two words and writes five, all of which outlive the call.
     let done = unsafe {
         libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0)
     };
     if done != 0 {
         ABSENT.store(true, Ordering::Relaxed);
-        return false;
+        return None;
     }
-    found[0] * PAGE as u64 >= len // pages in the cache
+    Some(found[0])
+}
+
+/// How many pages of a file are in the page cache.
+#[cfg(test)]
+pub(crate) fn pages_in_cache(file: &std::fs::File) -> Option<u64> {
+    use std::os::fd::AsFd;
+    cached_pages(file.as_fd(), 0..file.metadata().ok()?.len())
 }
 
 #[cfg(test)]

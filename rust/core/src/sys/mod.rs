@@ -6,6 +6,7 @@
 //! | `direct` | reads and writes past the page cache |
 //! | [`pages`] | memory in whole pages |
 //! | `per_process` | what a process makes for itself, and a forked child anew |
+//! | `recent` | an answer that is good for a second |
 //! | `private_file` | files that can only be ours: opened, written, removed |
 //! | `proc` | what /proc says about processes |
 //! | `thread_pool` | threads that wait for work |
@@ -42,6 +43,8 @@ pub(crate) mod prefetch;
 pub(crate) mod private_file;
 #[cfg(not(loom))]
 pub(crate) mod proc;
+#[cfg(not(loom))]
+pub(crate) mod recent;
 #[cfg(not(loom))]
 pub mod stores;
 pub(crate) mod thread_pool;

@@ -9,9 +9,6 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Below this size of a record, disks do more reads at the same time.
-const SMALL: u64 = 16 << 10;
-
 /// A disk store as a tier.
 pub struct Disk {
     store: Arc<DiskStore>,
@@ -77,6 +74,10 @@ impl Tier for Disk {
                 Err(Error::new(Kind::System, message))
             }
         }
+    }
+
+    fn expect(&self, keys: &[u64]) {
+        self.store.expect(keys.iter().filter_map(|&key| self.store.index(key)));
     }
 
     fn put_many(
@@ -163,9 +164,8 @@ impl Tier for Disk {
     }
 
     fn readers(&self) -> usize {
-        let space = self.store.space();
-        let small = space.used_bytes() < SMALL * space.about_filled();
-        if small { 8 } else { 4 }
+        // Of small records, disks do more reads at the same time.
+        if self.store.is_of_small() { 8 } else { 4 }
     }
 
     fn clear(&self) -> Result<()> {

@@ -56,6 +56,9 @@ impl Levels {
         let work = move |part: usize| {
             let range = part * each..indices.len().min((part + 1) * each);
             let Range { start, .. } = range;
+            if indices.len() > 1 {
+                levels.expect(&indices[range.clone()]);
+            }
             fetch(&levels, &indices[range], &mut |which, fetched| {
                 if rise {
                     levels.claim_and_rise(indices[start + which], &fetched);

@@ -257,6 +257,13 @@ impl Levels {
         self.fetch_now(&left, &mut |which, fetched| arrived(rest[which], fetched));
     }
 
+    /// Tells the level below memory that these samples are about to be asked for, with others.
+    pub(super) fn expect(&self, indices: &[usize]) {
+        let Some(level) = self.below.first() else { return };
+        let keys: Vec<u64> = indices.iter().map(|&index| index as u64).collect();
+        level.tier.expect(&keys);
+    }
+
     /// Asks the levels below.
     pub(super) fn fetch_now(
         &self,

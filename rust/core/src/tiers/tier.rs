@@ -20,6 +20,10 @@ pub trait Tier: Send + Sync {
     /// at the latest: what has not come by then is missing.
     fn get_many(&self, keys: &[u64], sink: &mut dyn Sink, deadline: Instant) -> Result<()>;
 
+    /// Takes note that these samples are about to be asked for, and others soon: who reads many at once says
+    /// so, and who wants one does not.
+    fn expect(&self, _keys: &[u64]) {}
+
     /// Takes these records, as far as there is room, and says by position which: from then on they
     /// are found. A record that is there already may be left as it is: a sample has one value.
     fn put_many(&self, records: &[Sealed<'_>], taken: &mut [bool], deadline: Instant)

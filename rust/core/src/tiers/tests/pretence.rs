@@ -34,6 +34,7 @@ pub(super) struct Pretence {
     /// A random number, step by step.
     chance: AtomicU64,
     pub asked: Mutex<Vec<u64>>,
+    pub expected: Mutex<Vec<u64>>,
     /// Whether it was let go at its deadline.
     pub returned_late: AtomicBool,
     /// How often somebody waited for it in vain, for longer than nothing.
@@ -104,6 +105,10 @@ fn broken() -> Error {
 }
 
 impl Tier for Pretence {
+    fn expect(&self, keys: &[u64]) {
+        self.expected.lock().unwrap().extend_from_slice(keys);
+    }
+
     fn get_many(&self, keys: &[u64], sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
         self.asked.lock().unwrap().extend_from_slice(keys);
         if self.wrongs.late {
@@ -194,6 +199,10 @@ impl Tier for Pretence {
 
 /// So that a test keeps one that it has put below.
 impl Tier for std::sync::Arc<Pretence> {
+    fn expect(&self, keys: &[u64]) {
+        (**self).expect(keys);
+    }
+
     fn get_many(&self, keys: &[u64], sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
         (**self).get_many(keys, sink, deadline)
     }

@@ -164,6 +164,19 @@ fn what_is_being_read_while_others_empty_all_does_not_come_up() {
     }
 }
 
+/// Who wants one sample wants it soon, and not what lies around it.
+#[test]
+fn a_tier_is_told_of_many_samples_and_not_of_one() {
+    let tier = full_tier(50);
+    let levels = with(&tier, 1 << 20, 50);
+    levels.begin_fetch(vec![3]).wait();
+    assert!(tier.expected.lock().unwrap().is_empty());
+    levels.begin_fetch(vec![4, 5, 6]).wait();
+    let mut expected = tier.expected.lock().unwrap().clone();
+    expected.sort_unstable();
+    assert_eq!(expected, [4, 5, 6]);
+}
+
 /// Whatever a tier does, a sample is itself: found, or loaded.
 fn whatever_it_does(seed: u64, rounds: u64) -> u64 {
     let mut damaged = 0;
