@@ -170,7 +170,10 @@ fn a_damaged_record_is_loaded_once_and_written_again() {
 
 /// Levels over a disk that has everything, and over memory that has room for nothing.
 fn all_on_disk(folder: &Temporary) -> Arc<Levels> {
-    epoch(&levels(folder, 700 << 10, 8 << 20, false));
+    let filled = levels(folder, 700 << 10, 8 << 20, false);
+    epoch(&filled);
+    flush(&filled); // nothing waits to be written when it is opened again
+    drop(filled);
     levels(folder, 190 << 10, 8 << 20, false)
 }
 
