@@ -447,6 +447,29 @@ fn of_a_small_level_what_lies_around_a_record_comes_into_the_page_cache() {
     assert_eq!(count(&store), 0);
 }
 
+/// Writes go past the page cache, into which pages come that are about to be written.
+#[test]
+fn what_is_written_while_what_lies_around_it_is_read_is_there() {
+    let folder = Temporary::new();
+    let store = open(&folder.0, 64 << 20, false);
+    fill(&store, 0..100);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for first in (100..SAMPLES as usize).step_by(10) {
+                fill(&store, first..first + 10);
+            }
+        });
+        while !writer.is_finished() {
+            store.expect(0..SAMPLES as usize);
+            for i in (0..SAMPLES as usize).filter(|&i| store.has(i)) {
+                assert_eq!(get(&store, i), Some(value(i)), "sample {i}");
+            }
+            files_of(&folder, ".dat").iter().for_each(|path| make_cold(path));
+        }
+    });
+    assert_eq!(count(&store), SAMPLES as usize);
+}
+
 #[test]
 fn a_level_that_memory_has_no_room_for_stays_out_of_the_page_cache() {
     let folder = Temporary::new();
