@@ -178,6 +178,11 @@ impl Budget {
         }
     }
 
+    /// Whether the caller has time, also where nothing had to be waited for.
+    pub(super) fn is_not_over(&self) -> Result<(), Trouble> {
+        if Instant::now() < self.until { Ok(()) } else { Err(Trouble::OutOfTime) }
+    }
+
     /// Takes what was waited.
     pub(super) fn spend(&mut self, began: Instant) {
         let spent = began.elapsed();

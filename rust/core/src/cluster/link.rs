@@ -437,6 +437,7 @@ impl Link {
                 },
             };
             for at in of {
+                budget.is_not_over()?;
                 let reply = connection.reply(budget)?;
                 self.note_answer();
                 let one = &questions.wanted[at];
