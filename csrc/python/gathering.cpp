@@ -170,12 +170,11 @@ bool Gathering::begin() {
 }
 
 bool Gathering::begin_as_usual() {
-  const auto& usual = caches_[0]->usual_layout();
-  if (begun_ || schema_ || fused_.pipeline || !usual.get() || !is_gathered(usual.schema())) {
-    return false;
-  }
-  if (!collation_.plan_like(usual.schema(), *usual.get(), allocate())) return false;
-  schema_ = usual.schema();
+  if (begun_ || schema_ || fused_.pipeline) return false;
+  const auto usual = caches_[0]->usual_layout().get();
+  if (!usual.columns || !is_gathered(usual.schema)) return false;
+  if (!collation_.plan_like(usual.schema, **usual.columns, allocate())) return false;
+  schema_ = usual.schema;
   begun_ = as_usual_ = true;
   collation_.begin(threads_);
   return true;

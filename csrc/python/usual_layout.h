@@ -3,8 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <utility>
 
 #include "codec/codec.h"
 #include "stocache-torch/src/bridge.rs.h"
@@ -18,11 +16,15 @@ class UsualLayout {
  public:
   using Schema = std::shared_ptr<const codec::Schema>;
 
-  // Nothing if it is not known.
-  const bridge::Layout* get() const {
-    return in_a_row_ >= needed_ && columns_ ? &**columns_ : nullptr;
+  struct Known {
+    Schema schema;
+    std::shared_ptr<const ::rust::Box<bridge::Layout>> columns;  // none if they are not known
+  };
+
+  // For whoever asked to keep: as soon as Python runs, another thread may find it wrong.
+  Known get() const {
+    return in_a_row_ >= needed_ && columns_ ? Known{schema_, columns_} : Known{};
   }
-  const Schema& schema() const { return schema_; }
 
   // Takes note of a batch that is whole.
   void note(const Schema& schema, const bridge::Batch& batch) {
@@ -33,7 +35,7 @@ class UsualLayout {
     in_a_row_ = 0;
     columns_.reset();
     try {
-      columns_ = batch.layout();
+      columns_ = std::make_shared<const ::rust::Box<bridge::Layout>>(batch.layout());
       schema_ = schema;
     } catch (const ::rust::Error&) {  // it has none that another batch could have
     }
@@ -48,7 +50,7 @@ class UsualLayout {
   static constexpr uint32_t kMost = 1024;
 
   Schema schema_;
-  std::optional<::rust::Box<bridge::Layout>> columns_;
+  std::shared_ptr<const ::rust::Box<bridge::Layout>> columns_;
   uint32_t in_a_row_ = 0, needed_ = 2;
 };
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -20,6 +21,7 @@ from servers import Server, ask, native_cluster
 from stocache import CachedDataset, CacheLoader, ClusterStore, DataLoader, RedisStore
 from stocache._cluster import nodes, spawn
 from stocache._cluster.options import Cluster
+from stocache._types import stacking
 from torch.utils.data import Dataset
 
 
@@ -256,6 +258,51 @@ def test_a_batch_of_other_shapes_than_those_before_is_what_it_is(server, memory)
         assert stats.cluster.hits == (asked if memory == 1 else 128 + 64 + 4), "once for each"
         assert stats.misses == 0
     assert not source.loads.any()
+
+
+class Kin(torch.Tensor):
+    """Whether batches of it are stacked is asked in Python."""
+
+
+class OfKin(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((5 if index < 32 else 6,), float(index)).as_subclass(Kin)
+
+
+def test_a_layout_that_another_thread_finds_wrong_is_kept_by_who_began_with_it(server, monkeypatch):
+    """It asks whether samples are stacked, and meanwhile a batch of other shapes is made."""
+    asked, go, mine = threading.Event(), threading.Event(), threading.local()
+    is_stacked = stacking.is_stacked
+
+    def slowly(kind):
+        if getattr(mine, "waits", False):
+            mine.waits = False
+            asked.set()
+            assert go.wait(60)
+        return is_stacked(kind)
+
+    monkeypatch.setattr(stacking, "is_stacked", slowly)
+    first, others, made = list(range(8)), list(range(32, 40)), []
+
+    def make():
+        mine.waits = True
+        made.append(dataset.batches[first])
+
+    with node(OfKin(), server.url, memory=1) as dataset:
+        dataset.__getitems__(list(range(64)))
+        assert dataset.flush()
+        for _ in range(6):  # known from then on
+            dataset.batches[first]
+        thread = threading.Thread(target=make)
+        thread.start()
+        assert asked.wait(60)
+        assert dataset.batches[others][:, 0].tolist() == others
+        go.set()
+        thread.join()
+    assert type(made[0]) is Kin and made[0].shape == (8, 5) and made[0][:, 4].tolist() == first
 
 
 def reads(server):
