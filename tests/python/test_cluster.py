@@ -376,6 +376,23 @@ def test_other_data_is_not_found(server):
         assert source.loads.tolist() == [1] * 64
 
 
+@pytest.mark.parametrize(
+    "names", [("训练", "验证"), ("train/a", "train_a"), ("x" * 100 + "train", "x" * 100 + "val")]
+)
+def test_names_that_look_alike_on_servers_are_several(server, names):
+    one, other = names
+    with node(Counted(), server.url, dataset_name=one) as first:
+        check(first[i] for i in range(64))
+    source = Counted()
+    with node(source, server.url, dataset_name=other) as second:
+        check(second[i] for i in range(64))
+    assert source.loads.tolist() == [1] * 64
+    with node(source, server.url, dataset_name=one) as again:  # the control: its own are found
+        check(again[i] for i in range(64))
+        assert again.stats().cluster.hits == 64
+    assert source.loads.tolist() == [1] * 64
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, DataLoader])
 def test_what_workers_load_is_there_when_they_have_ended(server, context, loader):

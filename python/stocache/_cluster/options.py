@@ -31,7 +31,8 @@ class Cluster:
     """What the ranks of a job agreed on; None: that of this process."""
 
     def arguments(self, name: str, fingerprint: str) -> tuple[str, str, str, bytes, int]:
-        """What the native side opens them with, for a dataset of that name."""
+        """What the native side opens them with. The name is for people; whose samples they are, the
+        fingerprint alone says."""
         plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:100] or "dataset"
         millis = 0 if self.ttl is None else max(1, int(self.ttl * 1000))
         return (self.url, plain, fingerprint, self.secret or secret(), millis)

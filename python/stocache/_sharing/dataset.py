@@ -147,9 +147,11 @@ def _open_cluster(
 ) -> None:  # fmt: skip
     """The level below all others. As on disk, and other nodes have to come to the same."""
     which = (_folder(),) if mark == "auto" else (_kind(dataset), len(dataset))
-    hashed = _C.fingerprint_of(digest(found.text, which, str(torch.get_default_dtype()), part))
+    # The name as it was given: that on servers is for people, and several may come to the same.
+    name = label or type(dataset).__name__
+    which = (*which, str(torch.get_default_dtype()), part, name)
     try:
-        cluster.open_below(records, label or type(dataset).__name__, hashed)
+        cluster.open_below(records, name, _C.fingerprint_of(digest(found.text, which)))
     except BaseException:
         records.close()
         raise
