@@ -588,6 +588,27 @@ def test_what_a_killed_job_left_of_a_temporary_level_goes_with_the_next(
     assert not left.exists()
 
 
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=root_only)])
+def test_a_temporary_level_is_not_marked_through_a_link(on_disk, log, below, tmp_path, others):
+    dataset = on_disk(fixed(log), temporary=True)
+    (folder,) = below.iterdir()
+    dataset.close()
+    assert not folder.exists()
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    for path in (folder, Path(f"{folder}-u{os.geteuid()}")):
+        path.mkdir(mode=0o700)
+        (path / "temporary").symlink_to(precious)
+        if others:
+            os.chown(path, 65534, 65534)
+    if others:
+        with pytest.raises(Exception, match="belongs to user 65534"):
+            on_disk(fixed(log), temporary=True)
+    else:
+        check(on_disk(fixed(log), temporary=True)[3], 3)
+    assert precious.read_text() == "mine"
+
+
 def test_a_level_that_others_keep_does_not_become_temporary(on_disk, log, below):
     on_disk(fixed(log)).close()
     on_disk(fixed(log), temporary=True).close()

@@ -55,12 +55,14 @@ class Disk:
         if isinstance(self.size, float):
             budget = _not_less_by_a_file(budget, folder)
         keys = b"" if self.key is None else self._keys(len(dataset))
-        if self.temporary and not os.path.exists(os.path.join(folder, "store")):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            _write(os.path.join(folder, _TEMPORARY), "")
+        is_new = not os.path.exists(os.path.join(folder, "store"))
         records.open_disk(
             os.fsencode(folder), budget, fingerprint, keys, 0, self.compression or "none"
         )
+        # By now the folder is known to be this user's, and in use: nobody takes it for left over.
+        if self.temporary and is_new:
+            with contextlib.suppress(FileExistsError):
+                _write(os.path.join(folder, _TEMPORARY), "")
         _note(folder, about)
 
     def _keys(self, length: int) -> bytes:
@@ -236,12 +238,15 @@ def _note(folder: str, text: str) -> None:
     with contextlib.suppress(OSError):  # it helps people, and nothing else
         if not os.path.exists(path):
             made = f"{path}.{os.getpid()}"
+            with contextlib.suppress(FileNotFoundError):  # of a process that was killed
+                os.unlink(made)
             _write(made, text)
             os.rename(made, path)
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+    """Makes a file: what is there already, such as a link to somewhere else, is not written to."""
+    with open(path, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         file.write(text)
 
 
