@@ -15,6 +15,7 @@ from stocache._cluster.address import parse
 from stocache._cluster.options import Cluster, of_bagua
 from stocache._cluster.spawn import CAPACITY_PER_NODE
 from stocache._dataset import telling
+from stocache._sharing.sameness import digest
 
 _FLUSH_SECONDS = 4.0
 _NAME = "store"
@@ -25,7 +26,8 @@ class RedisStore:
 
     Args:
         hosts: Servers that run, each ``{"host": …, "port": …}`` with ``username`` and ``password``
-            if they ask for them; None starts one on this node, or joins it.
+            if they ask for them; None starts one on this node, or joins it, for this job alone:
+            other jobs have values of their own there.
         cluster_mode: False keeps each node to a server of its own.
         capacity_per_node: The most that a server started here may take.
     """
@@ -41,7 +43,9 @@ class RedisStore:
     def _open(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._servers = _C.Servers()
-        self._servers.open(*cluster.arguments(_NAME, _C.fingerprint_of(_NAME)))
+        # Other jobs have nothing to do with what is on servers that this one runs.
+        whose = digest(_NAME, cluster.job) if cluster.job else _NAME
+        self._servers.open(*cluster.arguments(_NAME, _C.fingerprint_of(whose)))
         self._of_one: dict[str, RedisStore] = {}
         register_after_fork(self, RedisStore._flush_at_end)
         self._flush_at_end()

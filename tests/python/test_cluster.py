@@ -843,6 +843,55 @@ def test_a_dataset_with_a_server_of_its_own(program, tmp_path):
     wait_until(lambda: not listens(port))
 
 
+STORE_OF_A_JOB = """
+    import sys, tempfile, torch
+    tempfile.tempdir = sys.argv[1]
+    from stocache import CacheLoader
+
+    def load(key):
+        return f"{sys.argv[2]} {key}"
+
+    def opened(_=None):
+        return CacheLoader(hosts=None, capacity_per_node=64 << 20)
+
+    def of_child(_):
+        return opened().get(1, lambda key: "it found nothing")
+
+    if __name__ == "__main__":
+        loader = opened()
+        print(loader.get(1, load), loader.get(2, load), loader.num_keys(), flush=True)
+        for context in ("fork", "spawn") * (sys.argv[2] == "first"):
+            with torch.multiprocessing.get_context(context).Pool(1) as pool:
+                print(pool.map(of_child, [0])[0], flush=True)
+        if sys.argv[2] == "second":
+            loader.store.clear()
+        sys.stdin.readline()
+        print(loader.get(1, load), loader.num_keys(), flush=True)
+"""
+
+
+def test_jobs_that_share_a_server_do_not_share_a_store(program, tmp_path):
+    """Nor does one of them empty it for the others."""
+    file = tmp_path / "job.py"
+    file.write_text(textwrap.dedent(STORE_OF_A_JOB))
+    said = {}
+    with contextlib.ExitStack() as ends:
+        started = []
+        for name in ("first", "second"):
+            job = subprocess.Popen(
+                [sys.executable, str(file), str(tmp_path), name],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            ends.enter_context(job)
+            started.append(job)
+            lines = 3 if name == "first" else 1
+            said[name] = [job.stdout.readline().strip() for _ in range(lines)]
+        for name, job in zip(said, started, strict=True):
+            said[name].append(job.communicate("\n", timeout=60)[0].strip())
+    assert said["second"][0] == "second 1 second 2 2"
+    assert said["first"] == ["first 1 first 2 2", "first 1", "first 1", "first 1 2"], "its children"
+
+
 def test_a_program_that_took_the_port_is_not_taken_for_the_server(program, tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         ports = [other.getsockname()[1], spawn.free_port()]

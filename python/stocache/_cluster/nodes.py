@@ -16,7 +16,7 @@ from stocache._cluster import spawn
 from stocache._cluster.secret import secret
 from stocache._dataset import telling
 from stocache._sharing import ranks
-from stocache._sharing.launcher import local_ranks
+from stocache._sharing.launcher import job_or_program, local_ranks
 from stocache.sizes import show_bytes
 
 ADDRESS_VARIABLE = "STOCACHE_CLUSTER_ADDRESS"
@@ -37,6 +37,8 @@ class Agreed:
     """Of this node's server among all."""
     count: int = 1
     """So many servers."""
+    job: str = field(default="", repr=False)
+    """Which job this is: others have the same server."""
 
 
 # Once for a job: the next dataset has the same servers, also if not all ranks make one.
@@ -49,7 +51,9 @@ def servers(capacity: int, several: bool, policy: str = spawn.NO_EVICTION) -> Ag
     here = local_ranks()
     if not several or count <= here:
         server = spawn.join(capacity, policy=policy)
-        mine = Agreed(spawn.url_of([server]), None, _asked(server), server["capacity"])
+        mine = Agreed(
+            spawn.url_of([server]), None, _asked(server), server["capacity"], job=job_or_program()
+        )
         return _told(mine, (capacity, policy))
     global _agreed
     if _agreed is None:
@@ -88,17 +92,19 @@ def _agree(number: int, count: int, capacity: int, policy: str) -> Agreed:
     places = _round(number, count, lambda: (_machine(), _towards_master()))
     address = spawn.LOOPBACK if len({machine for machine, _ in places}) == 1 else None
 
-    def run() -> tuple[dict[str, Any], bytes]:
+    def run() -> tuple[dict[str, Any], tuple[bytes, str] | None]:
         mine = address or _address(places[number], places)
-        return spawn.join(capacity, mine, policy), secret() if number == 0 else b""
+        server = spawn.join(capacity, mine, policy)
+        return server, (secret(), job_or_program()) if number == 0 else None
 
     found = _round(number, count, run)
     each = [(server["host"], server["port"]) for server, _ in found]
     different = list(dict.fromkeys(each))
+    of_all, job = found[0][1]
     return Agreed(
-        spawn.url_of([server for server, _ in found]), found[0][1], _asked(found[number][0]),
+        spawn.url_of([server for server, _ in found]), of_all, _asked(found[number][0]),
         min(server["capacity"] for server, _ in found), different.index(each[number]),
-        len(different),
+        len(different), job,
     )  # fmt: skip
 
 

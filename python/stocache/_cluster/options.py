@@ -29,6 +29,8 @@ class Cluster:
     ttl: float | None = None
     secret: bytes | None = field(default=None, repr=False)
     """What the ranks of a job agreed on; None: that of this process."""
+    job: str = field(default="", repr=False)
+    """Whose servers these are, if a job runs them: those of other jobs may be the same."""
 
     def arguments(self, name: str, fingerprint: str) -> tuple[str, str, str, bytes, int]:
         """What the native side opens them with. The name is for people; whose samples they are, the
@@ -187,4 +189,4 @@ def _spawned(
     if dataset_size is not None:
         size = parse_size("dataset_size", dataset_size)
         url = in_cell(url, *cell(found.count, size, found.least, found.place, found.count))
-    return Cluster(url, secret=found.secret)
+    return Cluster(url, secret=found.secret, job=found.job)

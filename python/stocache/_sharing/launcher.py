@@ -6,6 +6,7 @@ one node, and how many ranks it has there.
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import re
@@ -30,14 +31,26 @@ class Job:
 
 def find_job(env: Environment = os.environ) -> Job | None:
     """The job this process is a rank of; None if it has a single rank here, or no launcher."""
-    found = (ask(env) for ask in (_torchrun, _slurm, _open_mpi, _hydra, _mvapich, _by_port))
-    return next((job for job in found if job is not None and job.ranks > 1), None) or _spawned(env)
+    return _launched(env) or _spawned(env)
+
+
+def job_or_program() -> str:
+    """What tells the job of this process from all others of its node; without a launcher the job
+    is a program, with all that it has started by multiprocessing."""
+    if (job := _launched(os.environ)) is not None:
+        return job.name
+    return hashlib.sha256(multiprocessing.current_process().authkey).hexdigest()
 
 
 def local_ranks() -> int:
     """How many ranks divide this node's memory; 1 without a launcher."""
     job = find_job()
     return 1 if job is None else job.ranks
+
+
+def _launched(env: Environment) -> Job | None:
+    found = (ask(env) for ask in (_torchrun, _slurm, _open_mpi, _hydra, _mvapich, _by_port))
+    return next((job for job in found if job is not None and job.ranks > 1), None)
 
 
 def _torchrun(env: Environment) -> Job | None:
