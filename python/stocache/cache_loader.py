@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stocache import _C
+from stocache._cluster.address import safely
 from stocache._cluster.options import check_writer_buffer_size
 from stocache._dataset import telling
 from stocache.local_store import LocalStore
@@ -34,7 +35,8 @@ class CacheLoader:
     ) -> None:
         if backend not in ("redis", "local"):
             raise ValueError(
-                f'backend is {backend!r}; use "redis" for servers, "local" for this machine alone'
+                f'backend is {safely(backend)}; use "redis" for servers, "local" for this machine '
+                "alone"
             )
         check_writer_buffer_size(writer_buffer_size)
         self.backend = backend

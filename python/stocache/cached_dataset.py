@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from stocache import _html
 from stocache._cluster import options as clusters
+from stocache._cluster.address import safely
 from stocache._dataset import attributes, images, splitting, telling
 from stocache._dataset.apart import apart, in_workers
 from stocache._dataset.augmenting import Fusing, Numbering, fusing, number_of
@@ -138,7 +139,7 @@ class CachedDataset(Dataset[Sample]):
         given = (("transform", transform), ("transform_sample", transform_sample))
         for what, function in given:
             if function is not None and not callable(function):
-                raise TypeError(f"{what} is {function!r}; a function of one sample is needed")
+                raise TypeError(f"{what} is {safely(function)}; a function of one sample is needed")
         if transform is not None and transform_sample is not None:
             raise ValueError(
                 "transform and transform_sample are both given; use transform_sample alone, for a "
@@ -146,15 +147,16 @@ class CachedDataset(Dataset[Sample]):
             )
         for what, word in (("policy", policy), ("fingerprint", fingerprint), ("backing", backing)):
             if not isinstance(word, str):
-                raise TypeError(f"{what} is {word!r}; a str is needed")
-        if name is not None and not (isinstance(name, str) and name and name.isprintable()):
+                raise TypeError(f"{what} is {safely(word)}; a str is needed")
+        is_plain = isinstance(name, str) and name and name.isprintable() and "@" not in name
+        if name is not None and not is_plain:
             raise ValueError(
-                f"name {name!r} is not allowed: "
+                f"name {safely(name)} is not allowed: "
                 "use 1 to 100 letters, digits, dots, dashes and underscores"
             )
         check_on_change(on_change)
         if isinstance(probe, bool) or not isinstance(probe, int):
-            raise TypeError(f"probe is {probe!r}; a number of samples is needed")
+            raise TypeError(f"probe is {safely(probe)}; a number of samples is needed")
         if probe < 0:
             raise ValueError(f"probe is {probe}; use 0 or more samples")
         if memory == "redis" and backend is None:  # Bagua's second argument is its backend

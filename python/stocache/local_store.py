@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stocache import _C
+from stocache._cluster.address import safely
 from stocache._dataset import telling
 from stocache._dataset.samples import Records
 from stocache._sharing.disk import checked
@@ -69,7 +70,7 @@ class LocalStore:
         if slots is None:
             slots = max(_LEAST_SLOTS, limit // _MEMORY_PER_SLOT + on_disk // _DISK_PER_SLOT)
         elif isinstance(slots, bool) or not isinstance(slots, int) or slots < _CHOICES:
-            raise ValueError(f"slots is {slots!r}; use a whole number from {_CHOICES} on")
+            raise ValueError(f"slots is {safely(slots)}; use a whole number from {_CHOICES} on")
         self._slots = slots
         limit = max(limit, _C.least_memory(slots, policy))
         # What is at a slot follows from how many there are.

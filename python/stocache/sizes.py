@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stocache import _C
+from stocache._cluster.address import safely
 
 _UNITS = {
     "": 1, "b": 1,
@@ -25,20 +26,22 @@ def parse_size(what: str, size: Any, free: Callable[[], int] | None = None) -> i
     """The size in bytes; ``what`` is the name of the argument, for the message. A fraction is one
     of what is ``free``: of memory, unless something else is asked."""
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
-        raise TypeError(f"{what} is {size!r}; {_NEEDED}")
+        raise TypeError(f"{what} is {safely(size)}; {_NEEDED}")
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
         if not match or match[2].lower() not in _UNITS:
-            raise ValueError(f"{what} is {size!r}; {_NEEDED}")
+            raise ValueError(f"{what} is {safely(size)}; {_NEEDED}")
         number = float(match[1]) * _UNITS[match[2].lower()]
     elif isinstance(size, float):
         if not 0 < size <= 1:
-            raise ValueError(f"{what} is {size!r}; a fraction is above 0 and at most 1; {_NEEDED}")
+            raise ValueError(
+                f"{what} is {safely(size)}; a fraction is above 0 and at most 1; {_NEEDED}"
+            )
         number = size * (free or free_memory)()
     else:
         number = size
     if not math.isfinite(number) or not 1 <= number < 1 << 62:
-        raise ValueError(f"{what} is {size!r}; it must be from 1 byte to 2**62; {_NEEDED}")
+        raise ValueError(f"{what} is {safely(size)}; it must be from 1 byte to 2**62; {_NEEDED}")
     return int(number)
 
 
@@ -68,7 +71,7 @@ def huge_pages_word(huge_pages: object) -> str:
     if huge_pages == "auto":
         return "auto"
     wrong = ValueError if isinstance(huge_pages, str) else TypeError
-    raise wrong(f'huge_pages is {huge_pages!r}; use True, False or "auto"')
+    raise wrong(f'huge_pages is {safely(huge_pages)}; use True, False or "auto"')
 
 
 def show_bytes(count: float) -> str:

@@ -11,7 +11,7 @@ from multiprocessing.util import Finalize, register_after_fork
 from typing import Any
 
 from stocache import _C
-from stocache._cluster.address import parse
+from stocache._cluster.address import parse, safely
 from stocache._cluster.options import Cluster, of_bagua
 from stocache._cluster.spawn import CAPACITY_PER_NODE
 from stocache._dataset import telling
@@ -143,9 +143,11 @@ class ClusterStore:
     """
 
     def __init__(self, stores: Sequence[Any]) -> None:
-        stores = list(stores)
+        given, stores = stores, list(stores)
         if not stores or not all(callable(getattr(store, "mget", None)) for store in stores):
-            raise ValueError(f"stores is {stores!r}; use a list of stores, such as [RedisStore()]")
+            raise ValueError(
+                f"stores is {safely(given)}; use a list of stores, such as [RedisStore()]"
+            )
         self.stores = stores
 
     def route(self, key: str) -> Any:

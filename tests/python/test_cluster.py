@@ -957,6 +957,16 @@ HUSH = "hush-hush"
         {"cluster": f"redis://u:{HUSH}", "dataset_size": 1, "capacity_per_node": 1},
         {"cluster": f"redis://u:1,h:{HUSH}@h:x", "dataset_size": 1, "capacity_per_node": 1},
         {"cluster": f"redis://u:1?{HUSH}=x", "dataset_size": 1, "capacity_per_node": 1},
+        {"memory": f"redis://u:{HUSH}@h"}, {"backend": f"redis://u:{HUSH}@h"},
+        {"name": f"redis://u:{HUSH}@h"}, {"name": [f"redis://u:{HUSH}@h"]},
+        {"cluster": "redis://h", "ttl": f"redis://u:{HUSH}@h"},
+        {"cluster": "spawn", "capacity_per_node": f"redis://u:{HUSH}@h"},
+        {"cluster": "redis://h", "capacity_per_node": f"redis://u:{HUSH}@h"},
+        {"cluster": "redis://h", "capacity_per_node": 1, "dataset_size": f"redis://u:{HUSH}@h"},
+        {"fingerprint": [f"redis://u:{HUSH}@h"]}, {"disk": 1, "disk_path": [f"u:{HUSH}@h"]},
+        {"probe": f"redis://u:{HUSH}@h"}, {"huge_pages": f"redis://u:{HUSH}@h"},
+        {"on_change": f"redis://u:{HUSH}@h"}, {"transform": f"redis://u:{HUSH}@h"},
+        {"cluster": f"redis://u:{HUSH}@h:1?cell=x", "dataset_size": 1, "capacity_per_node": 1},
         {"backend": "redis", "hosts": {"host": "h", "password": HUSH}},
         {"backend": "redis", "hosts": f"redis://u:{HUSH}@h"},
         {"backend": "redis", "hosts": [f"redis://u:{HUSH}@h"]},
@@ -965,10 +975,45 @@ HUSH = "hush-hush"
     ],
 )  # fmt: skip
 def test_no_error_shows_a_password(options):
+    is_hushed(lambda: CachedDataset(Counted(), verbose=False, **{"memory": "16MiB", **options}))
+
+
+def is_hushed(act):
     with pytest.raises((ValueError, TypeError)) as raised:
-        CachedDataset(Counted(), "16MiB", verbose=False, name=None, **options)
+        act()
     said = str(raised.value)
     assert HUSH not in said and len(said) > 20, said
+
+
+WITH_HUSH = f"redis://u:{HUSH}@h"
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: CachedDataset(Counted(), WITH_HUSH),
+        lambda: CachedDataset(Counted(), "redis", [{"host": "h", "password": HUSH}]),
+        lambda: CachedDataset(Counted(), "redis", "ds", [{"host": "h", "password": HUSH}]),
+        lambda: CacheLoader(WITH_HUSH),
+        lambda: CacheLoader("redis", "", [{"host": "h", "password": HUSH}]),
+        lambda: RedisStore(WITH_HUSH),
+        lambda: RedisStore(None, True, WITH_HUSH),
+        lambda: ClusterStore([{"host": "h", "password": HUSH}]),
+        lambda: ClusterStore([WITH_HUSH]),
+        lambda: ClusterStore(WITH_HUSH),
+    ],
+)
+def test_no_error_shows_a_password_that_is_in_the_wrong_place(act):
+    is_hushed(act)
+
+
+def test_control_what_is_no_password_is_shown():
+    with pytest.raises(ValueError, match="backend is 'memcached'"):
+        CachedDataset(Counted(), "16MiB", backend="memcached")
+    with pytest.raises(ValueError, match="memory is 'much'"):
+        CachedDataset(Counted(), "much")
+    with pytest.raises(ValueError, match=r"backend is 'redis://…@h:1'"):
+        CacheLoader(f"redis://u:{HUSH}@h:1")
 
 
 def test_another_capacity_than_that_of_the_server_is_told(program, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote, unquote, urlencode
 
 _PORT = 6379
@@ -87,8 +88,23 @@ def parse(url: str) -> list[Address]:
         found.append(Address(host, int(port or _PORT), user, password, scheme, files))
     if "cell" in options:
         first, _, last = options["cell"].partition("-")
+        if not (first.isdecimal() and last.isdecimal()):
+            raise ValueError(
+                f"cell= is no range of servers in {shown(url)}; use one such as cell=0-3, or leave "
+                "it to capacity_per_node= and dataset_size="
+            )
         found = found[int(first) : int(last) + 1]
     return found
+
+
+def safely(value: Any) -> str:
+    """Any argument, as messages show it: servers may have been given where something else
+    belongs."""
+    if isinstance(value, str):
+        return shown(value) if "://" in value or "@" in value else repr(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    return f"a {type(value).__name__}"
 
 
 def shown(url: str) -> str:

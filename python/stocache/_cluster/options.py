@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from stocache import _C
 from stocache._cluster import nodes, spawn
-from stocache._cluster.address import parse, query_of, shown
+from stocache._cluster.address import parse, query_of, safely, shown
 from stocache._cluster.cells import cell, in_cell
 from stocache._cluster.secret import secret
 from stocache.sizes import parse_size
@@ -58,7 +58,7 @@ def checked(
     if not isinstance(cluster, str):
         raise TypeError(f"cluster is a {type(cluster).__name__}; {_USE}")
     if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, (int, float))):
-        raise TypeError(f"ttl is {ttl!r}; a number of seconds is needed, or None")
+        raise TypeError(f"ttl is {safely(ttl)}; a number of seconds is needed, or None")
     if ttl is not None and not 0 < ttl < 1e9:
         raise ValueError(f"ttl is {ttl}; use more than 0 seconds, or None to keep values")
     if cluster.partition(":")[0] == _SPAWN:
@@ -83,9 +83,9 @@ def _of_those_that_run(url: str, capacity_per_node: Any, dataset_size: Any) -> s
     """Those of this node's cell, if it is said how large that has to be."""
     if capacity_per_node is not None and dataset_size is None:
         raise ValueError(
-            f"capacity_per_node is {capacity_per_node!r}, but the servers are running already; "
-            'set maxmemory there, or use cluster="spawn"; with dataset_size= it says which of them '
-            "this node uses"
+            f"capacity_per_node is {safely(capacity_per_node)}, but the servers are running "
+            'already; set maxmemory there, or use cluster="spawn"; with dataset_size= it says '
+            "which of them this node uses"
         )
     if dataset_size is None:
         return url
@@ -150,7 +150,7 @@ def of_words(
     """What was asked for, in our words or in Bagua's."""
     check_writer_buffer_size(writer_buffer_size)
     if dataset_name is not None and not isinstance(dataset_name, str):
-        raise TypeError(f"dataset_name is {dataset_name!r}; a str is needed")
+        raise TypeError(f"dataset_name is {safely(dataset_name)}; a str is needed")
     if backend is None:
         if hosts is not None:
             raise ValueError('hosts= needs backend="redis"; or pass cluster="redis://host:port"')
@@ -163,7 +163,7 @@ def of_words(
 
 def check_writer_buffer_size(size: Any) -> None:
     if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"writer_buffer_size is {size!r}; a number of samples is needed")
+        raise TypeError(f"writer_buffer_size is {safely(size)}; a number of samples is needed")
     if size < 0:
         raise ValueError(f"writer_buffer_size is {size}; use 0 or more samples")
 
@@ -173,7 +173,7 @@ def of_bagua(
 ) -> Cluster:
     """The same in the words of Bagua, for whom capacities are those of servers that it starts."""
     if backend != "redis":
-        raise ValueError(f'backend is {backend!r}; use "redis"')
+        raise ValueError(f'backend is {safely(backend)}; use "redis"')
     if hosts is not None:
         capacity = None if dataset_size is None else capacity_per_node
         return Cluster(_of_those_that_run(url_of(hosts), capacity, dataset_size))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stocache import _C
+from stocache._cluster.address import safely
 from stocache._sharing.changing import changes_by_itself
 from stocache._sharing.fingerprint import differences
 
@@ -17,7 +18,7 @@ _NOTES_BYTES = 3072  # a cache keeps (rust/core/src/segment/layout.rs)
 
 def check_on_change(word: object) -> None:
     if word not in ("error", "clear"):
-        raise ValueError(f'on_change {word!r} is not known; use "error" or "clear"')
+        raise ValueError(f'on_change {safely(word)} is not known; use "error" or "clear"')
 
 
 def open_or_clear(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stocache import _C
+from stocache._cluster.address import safely
 from stocache._sharing.change import differing_parts, in_words, use_a_fingerprint
 from stocache._sharing.changing import changes_by_itself
 from stocache.sizes import parse_size
@@ -92,16 +93,16 @@ def checked(
                 )
         return None
     if not isinstance(disk_path, (str, bytes, os.PathLike)):
-        raise TypeError(f"disk_path is {disk_path!r}; a folder is needed")
+        raise TypeError(f"disk_path is {safely(disk_path)}; a folder is needed")
     path = os.path.abspath(os.fsdecode(disk_path))
     if key is not None and not callable(key) and not isinstance(key, Keys):
-        raise TypeError(f"key is {key!r}; a function of the index of a sample is needed")
+        raise TypeError(f"key is {safely(key)}; a function of the index of a sample is needed")
     return Disk(path, 0.5 if disk is None else disk, key, compression, bool(temporary))
 
 
 def check_compression(way: Any) -> None:
     if way is not None and way not in WAYS:
-        raise ValueError(f'compression {way!r} is not known; use "zstd", "lz4" or None')
+        raise ValueError(f'compression {safely(way)} is not known; use "zstd", "lz4" or None')
 
 
 def folder_of(records: _C.Records) -> str | None:
