@@ -539,6 +539,8 @@ mod controls {
             &[
                 "tiers::tests::two_levels::what_was_read_ahead_is_not_given_after_others_filled_all_anew",
                 "tiers::tests::ways::what_is_being_read_while_others_empty_all_does_not_come_up",
+                "tiers::tests::ways::what_is_being_loaded_while_others_empty_all_is_not_stored",
+                "tiers::tests::two_levels::what_is_being_loaded_while_others_empty_the_disk_is_not_written",
                 "disk::tests::what_waits_to_be_written_while_others_empty_all_is_not_written",
             ],
         );

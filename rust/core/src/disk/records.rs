@@ -148,10 +148,17 @@ impl DiskStore {
         self.geometry().region_bytes.saturating_sub(log::bytes(1)).min(LONGEST)
     }
 
-    /// Takes a sealed record to be written; whether it is, or will be.
+    /// How often all was emptied.
+    pub(crate) fn emptied(&self) -> u64 {
+        self.space().emptied()
+    }
+
+    /// Takes a sealed record to be written; whether it is, or will be. It is not if all was emptied since
+    /// `emptied` was this.
     pub(crate) fn put(
         self: &Arc<Self>,
         i: usize,
+        since: u64,
         head: &[u8],
         parts: &[IoSlice<'_>],
         deadline: Instant,
@@ -160,7 +167,6 @@ impl DiskStore {
             return settled;
         }
         let space = self.space();
-        let since = space.emptied();
         let len = head.len() as u64 + parts.iter().map(|part| part.len() as u64).sum::<u64>();
         if len > self.longest() {
             space.counters().add(Count::TooLarge, 1);

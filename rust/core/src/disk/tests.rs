@@ -58,7 +58,7 @@ fn put(store: &Arc<DiskStore>, i: usize) -> bool {
     let parts = [IoSlice::new(&bytes)];
     let (key, fingerprint) = store.identity(i);
     let head = Head { key, fingerprint, schema: Some(1), len: bytes.len() as u64 };
-    store.put(i, &portable::seal(&head, &parts), &parts, soon())
+    store.put(i, store.emptied(), &portable::seal(&head, &parts), &parts, soon())
 }
 
 /// What is read of a sample: whole, or nothing.
@@ -492,7 +492,7 @@ fn records_and_logs_take_no_more_than_the_budget() {
         for i in 0..20_000 {
             let (parts, (key, fingerprint)) = ([IoSlice::new(b"tiny")], store.identity(i));
             let head = Head { key, fingerprint, schema: Some(1), len: 4 };
-            store.put(i, &portable::seal(&head, &parts), &parts, soon());
+            store.put(i, store.emptied(), &portable::seal(&head, &parts), &parts, soon());
         }
         assert!(store.flush(Duration::from_secs(60)));
         let stats = store.stats();
@@ -1070,7 +1070,7 @@ fn ten_thousand_damaged_records_are_misses() {
         let parts = [IoSlice::new(&bytes)];
         let head =
             Head { key: i as u64, fingerprint: FINGERPRINT, schema: Some(1), len: each as u64 };
-        assert!(store.put(i, &portable::seal(&head, &parts), &parts, soon()));
+        assert!(store.put(i, store.emptied(), &portable::seal(&head, &parts), &parts, soon()));
     }
     assert!(store.flush(Duration::from_secs(60)));
     drop(store);
@@ -1173,7 +1173,7 @@ fn samples_of_one_key_are_all_found_in_the_next_run() {
         let bytes = value(i / 3);
         let (parts, (key, fingerprint)) = ([IoSlice::new(&bytes)], store.identity(i));
         let head = Head { key, fingerprint, schema: Some(1), len: bytes.len() as u64 };
-        store.put(i, &portable::seal(&head, &parts), &parts, soon())
+        store.put(i, store.emptied(), &portable::seal(&head, &parts), &parts, soon())
     };
     let store = open();
     assert!((0..300).step_by(3).all(|i| put(&store, i)));

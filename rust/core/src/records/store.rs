@@ -46,7 +46,8 @@ pub enum Claim {
 pub enum Put {
     /// It can be read now.
     Stored,
-    /// The claim was another process's: that one stores it.
+    /// It is not to be stored: the claim was another process's, which stores it, or all was emptied since it was
+    /// loaded.
     StoredElsewhere,
     /// There is no room for it, now.
     NoRoom,
@@ -196,6 +197,17 @@ impl RecordStore {
 
     /// Stores the record of a sample that `begin` gave to the caller; ends the claim in any case.
     pub fn fill(&self, i: usize, schema: u16, parts: &[IoSlice<'_>]) -> Result<Put> {
+        self.fill_since(i, schema, parts, None)
+    }
+
+    /// The same. What was loaded when `emptied` was another number than `since` is not stored.
+    pub(crate) fn fill_since(
+        &self,
+        i: usize,
+        schema: u16,
+        parts: &[IoSlice<'_>],
+        since: Option<u64>,
+    ) -> Result<Put> {
         // Also if it panics, which the bridge makes an error.
         struct Ends<'a>(Option<(Slots<'a>, Lease)>, usize);
         impl Drop for Ends<'_> {
@@ -206,7 +218,7 @@ impl RecordStore {
             }
         }
         let _ends = Ends(self.own_claim(i).map(|lease| (self.slots(), lease)), i);
-        self.fill_claimed(i, schema, parts, None, &Firm)
+        self.fill_claimed(i, schema, parts, since, &Firm)
     }
 
     /// This process's lease, if it has claimed sample `i` under it. A forked child may come with a claim
@@ -263,7 +275,7 @@ impl RecordStore {
             return Ok(Put::NoRoom);
         };
         if since.is_some_and(|since| since != space.emptied()) && !broken(Fault::OutliveClear) {
-            return Ok(Put::NoRoom); // this room is not of then
+            return Ok(Put::StoredElsewhere); // this room is not of then
         }
         let head = pack_head(i as u64, len, schema);
         let words = space::pack(reserved.at + HEAD_BYTES, len, schema, reserved.generation);

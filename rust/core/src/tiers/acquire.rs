@@ -15,7 +15,7 @@
 //! caller comes back without it, or with this object, or with this process. What others load is
 //! waited for last, when there is nothing else to do, and for a bounded time (`records/waiting.rs`).
 
-use super::levels::{Fetched, Levels};
+use super::levels::{Fetched, Levels, Since};
 use crate::error::Result;
 use crate::fault::{Fault, active as broken};
 use crate::records::{Claim, Put};
@@ -37,6 +37,8 @@ pub struct Acquiring {
     /// What levels of all nodes may take of the caller's time; none once one was asked in vain.
     left: Duration,
     patience: Duration,
+    /// Noted before the caller loads what it is given: what is emptied meanwhile is not filled with it.
+    since: Since,
 }
 
 // Samples that are loaded in a thread are filled in it or in another.
@@ -107,7 +109,8 @@ impl Levels {
             });
         }
         let (process, left) = (Me::now(), Levels::DEADLINE);
-        Acquiring { levels: Arc::clone(self), wanted, positions, process, left, patience }
+        let (levels, since) = (Arc::clone(self), Since::default());
+        Acquiring { levels, wanted, positions, process, left, patience, since }
     }
 }
 
@@ -155,11 +158,17 @@ impl Acquiring {
             // A claim ends when a level below has the sample, too: nobody loads it meanwhile.
             let memory = match self.to_store(index) {
                 Storer::Caller if self.levels.has_more() => {
-                    self.levels.memory().fill_claimed(index, schema, parts, None, &*self.levels)?
+                    let since = Some(self.since.memory);
+                    self.levels.memory().fill_claimed(index, schema, parts, since, &*self.levels)?
                 }
                 Storer::Caller => {
                     self.take(index);
-                    self.levels.memory().fill(index, schema, parts)?
+                    self.levels.memory().fill_since(
+                        index,
+                        schema,
+                        parts,
+                        Some(self.since.memory),
+                    )?
                 }
                 Storer::Another => Put::StoredElsewhere,
                 Storer::Nobody => Put::Refused(false),
@@ -175,7 +184,7 @@ impl Acquiring {
             };
             let left: Vec<usize> = (0..filled.len()).filter(|&k| goes_down(&filled[k])).collect();
             let rest: Vec<_> = left.iter().map(|&k| records[k]).collect();
-            let taken = self.levels.pass_down(&rest, Levels::deadline());
+            let taken = self.levels.pass_down(&rest, &self.since, Levels::deadline());
             for (&k, taken) in left.iter().zip(taken) {
                 filled[k].below = taken;
             }
@@ -185,7 +194,7 @@ impl Acquiring {
             let ours: Vec<usize> =
                 (0..filled.len()).filter(|&k| filled[k].memory != Put::StoredElsewhere).collect();
             let given: Vec<_> = ours.iter().map(|&k| records[k]).collect();
-            let taken = self.levels.pass_on(&given, Levels::deadline());
+            let taken = self.levels.pass_on(&given, &self.since, Levels::deadline());
             ours.iter().zip(taken).for_each(|(&k, taken)| filled[k].below |= taken);
         }
         records.iter().for_each(|&(index, ..)| self.abandon(index));
@@ -331,6 +340,9 @@ impl Acquiring {
             self.fetch(usize::MAX, &mut |_, fetched| Some(fetched));
         }
         let mut handed_out = Vec::new();
+        if self.wanted.iter().any(|(_, s)| matches!(s, State::Ours(_) | State::NotBelow(_))) {
+            self.since = self.levels.since();
+        }
         for (index, state) in &mut self.wanted {
             if let State::Ours(store) | State::NotBelow(store) = *state {
                 *state = State::Loading(store);

@@ -88,7 +88,9 @@ impl Tier for Disk {
     ) -> Result<()> {
         for (record, taken) in records.iter().zip(taken) {
             let Some(i) = self.store.index(record.key) else { continue };
-            let put = |head: &[u8], parts: &[IoSlice<'_>]| self.store.put(i, head, parts, deadline);
+            let put = |head: &[u8], parts: &[IoSlice<'_>]| {
+                self.store.put(i, record.since, head, parts, deadline)
+            };
             // What is there need not be packed for it.
             let settled = match self.compression {
                 Compression::None => None,
@@ -170,6 +172,10 @@ impl Tier for Disk {
 
     fn clear(&self) -> Result<()> {
         self.store.clear()
+    }
+
+    fn emptied(&self) -> u64 {
+        self.store.emptied()
     }
 
     fn flush(&self, patience: Duration) -> bool {

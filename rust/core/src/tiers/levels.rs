@@ -89,6 +89,13 @@ pub struct Fetched {
     pub(super) since: u64,
 }
 
+/// How often memory and the tiers below it had been emptied at a moment.
+#[derive(Clone, Default)]
+pub(super) struct Since {
+    pub(super) memory: u64,
+    below: Vec<u64>,
+}
+
 impl Fetched {
     /// The bytes of the record.
     pub fn bytes(&self) -> &[u8] {
@@ -147,13 +154,11 @@ impl Levels {
         self.below.iter().find_map(said)
     }
 
-    /// Empties all levels. Memory last: what is read from below before that comes up no more. Where memory is
-    /// recycled, also first: what leaves it would go down again.
+    /// Empties all levels. Memory first: what is older goes down no more. And last: what is read from below
+    /// before that comes up no more.
     pub fn clear(&self) -> crate::Result<()> {
         self.end_prefetch();
-        if self.memory.recycles() {
-            self.memory.clear()?;
-        }
+        self.memory.clear()?;
         self.below.iter().rev().try_for_each(|level| level.tier.clear())?;
         self.memory.clear()
     }
@@ -169,6 +174,12 @@ impl Levels {
     /// Whether nothing was emptied since a record was asked for.
     pub(super) fn is_of_now(&self, fetched: &Fetched) -> bool {
         fetched.since == self.memory.emptied() || broken(Fault::OutliveClear)
+    }
+
+    /// What to note before anything is loaded, or read from one level for another.
+    pub(super) fn since(&self) -> Since {
+        let memory = self.memory.emptied();
+        Since { memory, below: self.below.iter().map(|level| level.tier.emptied()).collect() }
     }
 
     /// Waits until what this process gave to levels below is where it belongs; whether it is.
@@ -317,30 +328,34 @@ impl Levels {
         Instant::now() + Self::DEADLINE
     }
 
-    /// Gives records to the levels of this node, each to the first that takes it; whether one did.
+    /// Gives records to the levels of this node, each to the first that takes it; whether one did. None does
+    /// if it was emptied since.
     pub(super) fn pass_down(
         &self,
         records: &[(usize, u16, &[IoSlice<'_>])],
+        since: &Since,
         deadline: Instant,
     ) -> Vec<bool> {
-        self.give_to(self.below.iter().filter(|level| !level.of_all_nodes), records, deadline)
+        self.give_to(false, records, since, deadline)
     }
 
     /// Gives records to the levels of all nodes; whether one took it.
     pub(super) fn pass_on(
         &self,
         records: &[(usize, u16, &[IoSlice<'_>])],
+        since: &Since,
         deadline: Instant,
     ) -> Vec<bool> {
-        self.give_to(self.below.iter().filter(|level| level.of_all_nodes), records, deadline)
+        self.give_to(true, records, since, deadline)
     }
 
     /// Puts a record that came from a level of all nodes, and found no room in memory, into those of this
     /// node in front of it.
     pub(super) fn keep_near(&self, index: usize, fetched: &Fetched) {
-        if self.is_from_afar(fetched) && fetched.from > 0 && self.is_of_now(fetched) {
+        if self.is_from_afar(fetched) && fetched.from > 0 {
+            let since = Since { memory: fetched.since, ..self.since() };
             let parts = [IoSlice::new(fetched.bytes())];
-            self.pass_down(&[(index, fetched.schema, &parts)], Self::deadline());
+            self.pass_down(&[(index, fetched.schema, &parts)], &since, Self::deadline());
         }
     }
 
@@ -354,15 +369,22 @@ impl Levels {
         self.below.iter().any(|level| level.of_all_nodes)
     }
 
-    fn give_to<'l>(
+    fn give_to(
         &self,
-        levels: impl Iterator<Item = &'l Level>,
+        of_all_nodes: bool,
         records: &[(usize, u16, &[IoSlice<'_>])],
+        since: &Since,
         deadline: Instant,
     ) -> Vec<bool> {
         let mut taken = vec![false; records.len()];
+        // Memory is emptied first: who sees no emptying here has noted the number of the level below in time.
+        if since.memory != self.memory.emptied() && !broken(Fault::OutliveClear) {
+            return taken;
+        }
         let fingerprint = self.memory.segment().header().fingerprint;
-        for level in levels.filter(|level| level.tier.takes()) {
+        let levels = self.below.iter().zip(&since.below);
+        let takes = |level: &Level| level.of_all_nodes == of_all_nodes && level.tier.takes();
+        for (level, &since) in levels.filter(|(level, _)| takes(level)) {
             let mut which = Vec::new();
             let mut sealed = Vec::new();
             for (k, &(index, number, parts)) in
@@ -374,7 +396,8 @@ impl Levels {
                 let (key, fingerprint) =
                     level.tier.identity(number).unwrap_or((number, fingerprint));
                 let head = Head { key, fingerprint, schema, len };
-                sealed.push(Sealed { key: number, head: portable::seal(&head, parts), parts });
+                let head = portable::seal(&head, parts);
+                sealed.push(Sealed { key: number, head, parts, since });
                 which.push(k);
             }
             if sealed.is_empty() {

@@ -57,10 +57,12 @@ impl Levels {
                 continue;
             }
             bytes.resize(record.len, 0);
+            let since = self.since();
             // SAFETY: as long as the record.
             unsafe { memory.copy_out(record, bytes.as_mut_ptr()) };
             if memory.is_whole(record.region, record.generation) {
-                self.pass_down(&[(index, record.schema, &[IoSlice::new(&bytes)])], deadline);
+                let parts = [IoSlice::new(&bytes)];
+                self.pass_down(&[(index, record.schema, &parts)], &since, deadline);
             }
         }
     }

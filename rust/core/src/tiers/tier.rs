@@ -89,6 +89,11 @@ pub trait Tier: Send + Sync {
         Ok(())
     }
 
+    /// How often it was emptied, if it can say so without asking anybody.
+    fn emptied(&self) -> u64 {
+        0
+    }
+
     /// Waits until what it took from this process is where it belongs; whether it is.
     fn flush(&self, _patience: Duration) -> bool {
         true
@@ -177,6 +182,8 @@ pub struct Sealed<'a> {
     pub head: [u8; HEAD],
     /// Its bytes, part by part.
     pub parts: &'a [IoSlice<'a>],
+    /// `Tier::emptied` of before anybody loaded or read it: it is not stored if the tier was emptied since.
+    pub since: u64,
 }
 
 impl Sealed<'_> {

@@ -73,7 +73,8 @@ fn put(tier: &dyn Tier, indices: &[usize]) -> Vec<bool> {
         .map(|((&i, value), parts)| {
             let (key, len) = (i as u64, value.len() as u64);
             let head = Head { key, fingerprint: FINGERPRINT, schema: Some(hash), len };
-            Sealed { key, head: portable::seal(&head, parts), parts }
+            let since = tier.emptied();
+            Sealed { key, head: portable::seal(&head, parts), parts, since }
         })
         .collect();
     let mut taken = vec![false; indices.len()];

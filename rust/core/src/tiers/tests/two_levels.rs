@@ -2,7 +2,7 @@
 
 use super::super::levels::Levels;
 use super::ways::{load_all, right};
-use super::{SCHEMA, Temporary, cached, disk_of, disk_packed, memory_of, parts, value};
+use super::{SCHEMA, Temporary, cached, disk_of, disk_packed, memory_of, parts, store_of, value};
 use crate::disk::Compression;
 use std::sync::Arc;
 use std::time::Duration;
@@ -209,6 +209,25 @@ fn what_was_read_ahead_is_not_given_after_it_was_cleared() {
     levels.clear().unwrap();
     assert_eq!(load_all(&levels, &[7, 8, 9]).0, 3);
     levels.end_prefetch();
+}
+
+/// Who empties all is done with the disk, and not yet with memory.
+#[test]
+fn what_is_being_loaded_while_others_empty_the_disk_is_not_written() {
+    let folder = Temporary::new();
+    let levels = levels(&folder, 190 << 10, 8 << 20, false);
+    let number = levels.memory().intern(SCHEMA).unwrap();
+    let mut acquiring = levels.acquire(&[3], Duration::from_secs(60));
+    assert_eq!(acquiring.next_to_load(), [3]);
+    store_of(&folder, 8 << 20, SAMPLES, false).clear().unwrap();
+    acquiring.fill(3, number, &parts(&anew(3))).unwrap();
+    drop(acquiring);
+    flush(&levels);
+    assert!(!levels.is_below(3), "of before");
+    levels.memory().clear().unwrap();
+    assert_eq!(load_all(&levels, &[3]), (1, right(&[3])));
+    flush(&levels);
+    assert!(levels.is_below(3));
 }
 
 /// Fills all samples with other bytes than they had.

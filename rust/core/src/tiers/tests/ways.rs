@@ -164,6 +164,34 @@ fn what_is_being_read_while_others_empty_all_does_not_come_up() {
     }
 }
 
+#[test]
+fn what_is_being_loaded_while_others_empty_all_is_not_stored() {
+    let number = |levels: &Levels| levels.memory().intern(SCHEMA).unwrap();
+    for (limit, recycles, has_more) in [
+        (1 << 20, false, false),
+        (1 << 20, false, true),
+        (200 << 10, false, true),
+        (4 << 20, true, false),
+        (4 << 20, true, true),
+    ] {
+        let tier = Arc::new(Pretence::new(Wrongs::default(), 1));
+        let below: Option<Box<dyn Tier>> = has_more.then(|| Box::new(Arc::clone(&tier)) as _);
+        let memory = memory_of(limit, 50, recycles);
+        let levels = Levels::new(memory, below.into_iter().collect());
+        let mut acquiring = acquire(&levels, &[3, 7]);
+        assert_eq!(acquiring.next_to_load(), [3, 7]);
+        levels.clear().unwrap();
+        for i in [3, 7] {
+            let filled = acquiring.fill(i, number(&levels), &parts(b"of before")).unwrap();
+            assert_eq!(filled, Filled { memory: Put::StoredElsewhere, below: false });
+        }
+        drop(acquiring);
+        // And what is loaded from now on is.
+        assert_eq!(load_all(&levels, &[3, 7]), (2, right(&[3, 7])));
+        assert_eq!(load_all(&levels, &[3, 7]), (0, right(&[3, 7])));
+    }
+}
+
 /// Who wants one sample wants it soon, and not what lies around it.
 #[test]
 fn a_tier_is_told_of_many_samples_and_not_of_one() {
