@@ -23,7 +23,7 @@ from stocache._dataset.stats import CachedDatasetStats
 from stocache._sharding.shard import Deal, Shard, Visits, chunk_of, rows_of, shard_of
 from stocache._sharding.shares import Report, Share, Terms, check_agreement, share_of
 from stocache._sharing import ranks as _ranks
-from stocache._sharing.disk import Keys, free_on_disk
+from stocache._sharing.disk import Keys, size_of_all
 from stocache._sharing.fingerprint import fingerprint as look_at
 from stocache._sharing.launcher import find_job
 from stocache._sharing.ranks import whole
@@ -474,7 +474,7 @@ def _report(
     on_disk = 0
     if disk is not None:
         os.makedirs(path, mode=0o700, exist_ok=True)
-        on_disk = parse_size("disk_size", disk, lambda: free_on_disk(path))
+        on_disk = size_of_all("disk_size", disk, path)
     size = 1.0
     # One of those who can ask each other measures.
     asks = _ranks.can_ask(terms.num_replicas)

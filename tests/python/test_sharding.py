@@ -168,6 +168,32 @@ def test_an_array_on_disk_is_a_source(shard, tmp_path):
             assert got == dataset.indices().tolist()
 
 
+def test_a_share_of_a_disk_that_shrinks_a_little_costs_nothing_of_what_is_there(
+    shard, tmp_path, monkeypatch
+):
+    source = Fixed([torch.full((1000,), float(i)) for i in range(300)])
+    free = 2 * 480 * 1024
+
+    def opened_with(left):
+        monkeypatch.setattr("stocache._sharing.disk._free", lambda *_: left)
+        return shard(
+            source, rank=0, num_replicas=1, shuffle=False, memory_size="64KiB", disk_size=0.5,
+            disk_cache_path=tmp_path / "below", probe=0,
+        )  # fmt: skip
+
+    dataset = opened_with(free)
+    assert [float(dataset[i][0]) for i in range(len(dataset))] == list(range(len(dataset)))
+    assert dataset.store.flush()
+    dataset.close()
+    there = {}
+    for less in (0, 1 << 12, 1 << 14, free // 2):  # others have written there since
+        dataset = opened_with(free - less)
+        there[less] = dataset.stats().disk.filled, dataset.stats().disk.data_bytes
+        dataset.close()
+    assert there[0][0] and there[0] == there[1 << 12] == there[1 << 14]
+    assert there[free // 2][1] < there[0][1], "much less is less"
+
+
 def test_control_ranks_with_other_seeds_overlap(shard):
     first, second = (shard(rank=rank, num_replicas=2, seed=rank) for rank in range(2))
     assert set(first.indices().tolist()) & set(second.indices().tolist())

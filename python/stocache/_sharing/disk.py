@@ -251,28 +251,29 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def free_on_disk(path: str) -> int:
-    """Bytes that levels in this folder can take together: what is free, and what they have."""
-    with os.scandir(path) as folders:
-        taken = sum(_taken(folder.path) for folder in folders if folder.is_dir())
-    left = os.statvfs(path)
-    return max(1, left.f_bavail * left.f_frsize + taken)
+def size_of_all(what: str, size: Any, path: str) -> int:
+    """Bytes that levels in this folder can take together, as the user asks for them: a share is of
+    what is free, and what they have."""
+    with os.scandir(path) as entries:
+        folders = [entry.path for entry in entries if entry.is_dir()]
+    budget = parse_size(what, size, lambda: _free(path, *folders))
+    return _not_less_by_a_file(budget, *folders) if isinstance(size, float) else budget
 
 
-def _free(path: str, folder: str) -> int:
-    """Bytes that a level there can take: what is free, and what it has already."""
+def _free(path: str, *folders: str) -> int:
+    """Bytes that levels there can take: what is free, and what they have already."""
     left = os.statvfs(path)
-    return max(1, left.f_bavail * left.f_frsize + _taken(folder))
+    return max(1, left.f_bavail * left.f_frsize + sum(map(_taken, folders)))
 
 
 def _taken(folder: str) -> int:
     return sum(file.st_blocks * 512 for file in _files(folder))
 
 
-def _not_less_by_a_file(budget: int, folder: str) -> int:
+def _not_less_by_a_file(budget: int, *folders: str) -> int:
     """A share of what is free is a little less in every run, as others write to that disk. Files
     that are there already stay, unless one or more of them are too many."""
-    sizes = [file.st_size for file in _files(folder, ".dat")]
+    sizes = [file.st_size for folder in folders for file in _files(folder, ".dat")]
     return max(budget, min(sum(sizes), budget + max(sizes, default=0)))
 
 
