@@ -613,8 +613,11 @@ def picture(x: Any) -> Any:
         octets = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
         return kind, x.dtype, tuple(x.shape), x.requires_grad, octets, picture(vars(x))
     if isinstance(x, np.ma.MaskedArray):  # also what is under the mask
-        mask = picture(np.ma.getmaskarray(x))
-        return kind, picture(x.data), mask, repr(vars(x).get("_fill_value")), x.hardmask
+        mask, fill = picture(np.ma.getmaskarray(x)), vars(x).get("_fill_value")
+        # What was not set follows from the type; numpy sets it when it pickles, and its dtype is
+        # another with each time.
+        fill = np.ma.default_fill_value(x) if fill is None else fill
+        return kind, picture(x.data), mask, str(fill), x.hardmask
     if isinstance(x, (np.ndarray, np.generic)):
         return kind, x.dtype.str, str(x.dtype.metadata), x.shape, x.tobytes()
     if is_dataclass(x):
