@@ -12,9 +12,22 @@ import torch
 from stocache._dataset import doubts
 from torch.utils.data import DataLoader, Dataset
 
+OF_MODULE = np.random.default_rng(5)
+BY_DEFAULT = random.Random(5)
+
+
+def drawn_elsewhere():
+    return OF_MODULE.random()
+
+
+def drawn_by_default(generator=BY_DEFAULT):
+    return generator.random()
+
 
 class Draws(Dataset):
     """Draws from one of the generators that there are."""
+
+    of_class = np.random.RandomState(5)
 
     def __init__(self, kind, length=64, seeded=False):
         self.kind, self.length, self.seeded = kind, length, seeded
@@ -37,13 +50,20 @@ class Draws(Dataset):
             "own": lambda: self.own["own"][0].rand(),
             "torch's own": lambda: torch.rand((), generator=self.own["torch's own"]).item(),
             "new": self.new.random,
+            "the module's": lambda: OF_MODULE.random(),
+            "the module's, elsewhere": drawn_elsewhere,
+            "a default": drawn_by_default,
+            "the class's": self.of_class.rand,
             "none": lambda: 0.5,
             "unseen": lambda: len(self.loads) / 7,
         }[self.kind]()
         return torch.full((4,), number), i
 
 
-KINDS = ["python", "numpy", "torch", "own", "torch's own", "new"]
+KINDS = [
+    "python", "numpy", "torch", "own", "torch's own", "new", "the module's, elsewhere", "a default",
+    "the class's",
+]  # fmt: skip
 
 
 def told(found):
@@ -75,6 +95,9 @@ def test_samples_and_numbers_are_those_without_a_cache(cached, noted, kind):
         random.seed(1)
         np.random.seed(1)
         torch.manual_seed(1)
+        OF_MODULE.bit_generator.state = np.random.default_rng(5).bit_generator.state
+        BY_DEFAULT.seed(5)
+        Draws.of_class.seed(5)
         samples = [source[i][0].tolist() for i in range(64)]
         outcomes.append((samples, random.random(), np.random.rand(), torch.rand(()).item()))
     assert outcomes[0] == outcomes[1]

@@ -8,9 +8,10 @@ import warnings
 
 import numpy as np
 import pytest
+import stocache
 import torch
 from augmented import Joint, Noise, Pictures, Step, agrees, shown, steps
-from stocache._dataset import until_random
+from stocache._dataset import splitting, until_random
 from torch.utils.data import DataLoader, Dataset, Subset
 
 SHAPES = ["tuple", "alone", "dict", "named", "two views", "same twice", "beside"]
@@ -518,3 +519,85 @@ def test_a_cut_dataset_can_be_verified(cut):
     dataset = cut(Pictures(steps()), steps=2)
     dataset.warm(progress=False)
     assert dataset.verify() == 6
+
+
+def hooked(step):
+    step.register_forward_hook(lambda module, args, given: given + random.randrange(1000))
+
+
+def hooked_before(step):
+    step.register_forward_pre_hook(lambda module, args: (args[0] + random.randrange(1000),))
+
+
+def patched(step):
+    forward = step.forward
+    step.forward = lambda image: forward(image) + random.randrange(1000)
+
+
+ALTERED = [hooked, hooked_before, patched]
+
+
+def resizing(alter):
+    pytest.importorskip(
+        "torchvision", reason="torchvision is not installed: its steps are not covered"
+    )
+    from torchvision.transforms import v2
+
+    step = v2.Pad(1)
+    if alter is not None:
+        alter(step)
+    return torch.nn.Sequential(step, Noise())
+
+
+class Images(Pictures):
+    def __getitem__(self, i):
+        self.loads.append(i)
+        return self.transform(torch.full((1, 2, 2), i)), i
+
+
+@pytest.mark.parametrize("alter", ALTERED)
+def test_a_step_with_hooks_or_functions_of_its_own_counts_as_random(cut, alter):
+    agrees(cut(Images(resizing(alter))), Images(resizing(alter)))
+
+
+def test_control_who_does_not_look_for_hooks_caches_what_is_random(cut, monkeypatch):
+    monkeypatch.setattr(splitting, "is_altered", lambda step: False)
+    with pytest.raises(AssertionError):
+        agrees(cut(Images(resizing(hooked))), Images(resizing(hooked)))
+
+
+@pytest.mark.parametrize("alter", ALTERED)
+def test_a_step_with_hooks_or_functions_of_its_own_is_not_fused(alter):
+    with pytest.raises(TypeError, match="Pad has hooks, or functions in the place of its"):
+        stocache.fuse(resizing(alter)[:1])
+    assert stocache.fuse(resizing(None)[:1]) is not None
+
+
+def another(source):
+    source.transform = torch.nn.Sequential(Step(7))
+
+
+def one_more(source):
+    source.transform.append(Step(1000))
+
+
+def one_in_the_place_of_another(source):
+    source.transform[3] = Step(1000)
+
+
+@pytest.mark.parametrize("change", [another, one_more, one_in_the_place_of_another])
+def test_another_transform_is_used_from_then_on(cut, change):
+    sources = Pictures(steps()), Pictures(steps())
+    dataset = cut(sources[0])
+    agrees(dataset, sources[1])
+    for source in sources:
+        change(source)
+    with pytest.warns(RuntimeWarning, match="has another transform than when it was") as told:
+        for epoch in range(2):
+            seen = []
+            for source in (sources[1], dataset):
+                random.seed(epoch)
+                torch.manual_seed(epoch)
+                seen.append([shown(source[i]) for i in range(6)])
+            assert seen[0] == seen[1]
+    assert len(told) == 1

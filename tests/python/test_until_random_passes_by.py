@@ -358,10 +358,20 @@ class OfItsOwn(Pictures):
         return self.transform(picture), i
 
 
-@pytest.mark.parametrize("how", ["made for each", "of the module", "of the system"])
-def test_a_dataset_that_is_random_by_itself_passes_by(cut, how):
+BY_ITSELF = "gives another sample every time by itself"
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ("made for each", BY_ITSELF),
+        ("of the module", "draws random numbers itself"),
+        ("of the system", BY_ITSELF),
+    ],
+)
+def test_a_dataset_that_is_random_by_itself_passes_by(cut, how, words):
     dataset = cut(OfItsOwn(steps(), how), steps=2)
-    with pytest.warns(RuntimeWarning, match="gives another sample every time by itself") as caught:
+    with pytest.warns(RuntimeWarning, match=words) as caught:
         assert len({dataset[1][0][0].item() for _ in range(6)}) == 6
     assert len(caught) == 1 and dataset.stats().filled == 0
 

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from stocache._torch.altered import is_altered
+
 _TORCHVISION = "torchvision.transforms"
 
 # The steps that are fused, as errors and the documentation list them.
@@ -82,6 +84,11 @@ def steps_of(transform: Any, kind: Kind) -> list[Step]:
     name = type(transform).__name__
     if isinstance(transform, (list, tuple)):
         return [step for each in transform for step in steps_of(each, kind)]
+    if is_altered(transform):
+        raise TypeError(
+            f"{name} has hooks, or functions in the place of its methods, which would not be "
+            "called where it is fused; give it as batch_transform= of the DataLoader"
+        )
     if type(transform) in (torch.nn.Identity, torch.nn.Sequential, torch.nn.ModuleList):
         return [step for each in transform.children() for step in steps_of(each, kind)]
     known = _KNOWN.get(name) if _is_of_torchvision(transform) else None

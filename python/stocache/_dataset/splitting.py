@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from stocache._dataset.until_random import Aside, Rest, UpToRandom, is_standard, owner_of
+from stocache._torch.altered import is_altered
 
 # Steps of torchvision that give the same for the same image and draw nothing. Whatever is not known
 # is taken for random: then less is cached, and nothing is wrong.
@@ -129,7 +130,7 @@ def _cut_after(transform: Any, count: int) -> tuple[Any, Any]:
 
 def _steps(transform: Any) -> list[Any] | None:
     """Of what consists of steps that are done one after the other, and does no more."""
-    if isinstance(transform, torch.nn.Module) and _has_hooks(transform):
+    if is_altered(transform):
         return None
     if getattr(transform, "lazy", False) is not False:  # MONAI resamples at its end, once for all
         return None
@@ -138,10 +139,6 @@ def _steps(transform: Any) -> list[Any] | None:
     if _kind(transform) in _COMPOSED and isinstance(transform.transforms, Sequence):
         return list(transform.transforms)
     return None
-
-
-def _has_hooks(module: torch.nn.Module) -> bool:
-    return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks"))
 
 
 def _part(transform: Any, steps: list[Any]) -> Any:
@@ -169,6 +166,8 @@ def _without_random_state(steps: Any) -> Any:
 
 def _may_be_random(step: Any) -> bool:
     if getattr(step, "lazy", False):  # what it does is done by a later one
+        return True
+    if is_altered(step):
         return True
     monai: Any = sys.modules.get("monai.transforms")
     if monai is not None and isinstance(step, monai.Transform):

@@ -15,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import dis
 import gc
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
 from torch.utils.data import Dataset, Subset
 
 from stocache import _C
@@ -50,8 +52,8 @@ class Aside(NoPart):
 
     __slots__ = (
         "allow_pickle", "checks", "cut", "dataset", "failed", "first", "inside", "keeps",
-        "loaded", "misfits", "name", "never", "outside", "own", "rest", "steps",
-        "to_check", "transform", "why",
+        "loaded", "misfits", "name", "never", "noted", "outside", "own", "rest", "steps",
+        "to_check", "told_of_change", "transform", "why",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +65,7 @@ class Aside(NoPart):
         owner = owner_of(dataset)
         self.transform = getattr(owner, name)
         self.own = _own(owner, name) is not _MISSING  # or it is its class's
+        self.noted = _all_steps(self.transform)
         self.steps = steps
         self.rest = rest
         self.checks = checks
@@ -76,11 +79,14 @@ class Aside(NoPart):
         self.loaded = self.cut = self.failed = 0  # samples; the last were loaded in vain
         self.outside = 0  # calls of the first steps that belonged to no sample that we load
         self.misfits = False  # its transform gave None
-        self.never = self.keeps = False
+        self.never = self.keeps = self.told_of_change = False
         self.why = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = ("dataset", "name", "transform", "own", "steps", "rest", "checks", "allow_pickle")
+        names = (
+            "dataset", "name", "transform", "own", "noted", "steps", "rest", "checks",
+            "allow_pickle",
+        )  # fmt: skip
         # By a state, which may hold what holds this.
         return object.__new__, (Aside,), {name: getattr(self, name) for name in names}
 
@@ -94,8 +100,7 @@ class Aside(NoPart):
         """The first steps are in the place of the transform meanwhile. Several threads may be at
         it: whoever is last takes them away."""
         owner = owner_of(self.dataset)
-        there = _own(owner, self.name)
-        if there is not (self.transform if self.own else _MISSING) and there is not self.first:
+        if self.is_changed():
             raise CannotBeCut(f"has another {self.name} by now")
         standard = _standard_of(owner) if self.name == "transform" else None
         self.inside.append(None)
@@ -124,6 +129,14 @@ class Aside(NoPart):
             return States([self.dataset, self.transform])
         return Snapshot(self.dataset, self.transform, owner_of(self.dataset))
 
+    def is_changed(self) -> bool:
+        """Whether the dataset has another transform than was cut, or that other steps."""
+        there = _own(owner_of(self.dataset), self.name)
+        if there is not (self.transform if self.own else _MISSING) and there is not self.first:
+            return True
+        now = _all_steps(self.transform)
+        return len(now) != len(self.noted) or any(map(operator.is_not, now, self.noted))
+
     def gives_up(self) -> bool:
         return self.never or self.failed > self.cut + _TRIES
 
@@ -146,6 +159,16 @@ class Aside(NoPart):
             f"{type(owner_of(self.dataset)).__name__} {does}, so its random steps cannot go on "
             "after the cache; take them out of it and pass them as CachedDataset(transform=...)"
         )
+
+
+def _all_steps(transform: Any) -> list[Any]:
+    """It and all that it consists of, as it is now."""
+    inside = getattr(transform, "transforms", ())
+    if type(transform) is torch.nn.Sequential:
+        inside = transform.children()
+    elif not isinstance(inside, (list, tuple)):
+        inside = ()
+    return [transform, *(each for step in inside for each in _all_steps(step))]
 
 
 class UpToRandom(Dataset[Any]):
@@ -414,6 +437,15 @@ class Rest:
         aside = self.aside
         if type(prepared) is Uncut:
             return aside.whole(prepared.index)
+        if aside.is_changed() and index is not _MISSING:
+            if not aside.told_of_change:
+                aside.told_of_change = True
+                telling.warn(
+                    f"{type(owner_of(aside.dataset)).__name__} has another {aside.name} than when "
+                    "it was cached, so its samples are loaded every time from now on; make a "
+                    "CachedDataset.until_random of it anew"
+                )
+            return aside.whole(index)
         may_go_on = prepared[0] or aside.misfits
         before = States(aside.transform) if may_go_on else None
         try:

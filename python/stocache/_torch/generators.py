@@ -25,6 +25,9 @@ _ITEMS = 64
 _ATOMS = frozenset((bool, int, float, str, bytes, type(None), range))
 _PLAIN = _ATOMS | {list, tuple, dict}
 
+# Their classes draw from what the whole program draws from, or from what is in their attributes.
+_LIBRARIES = frozenset(("builtins", "torch", "torchvision", "monai", "numpy", "PIL", "stocache"))
+
 _slots: WeakKeyDictionary[type, tuple[Any, ...]] = WeakKeyDictionary()
 
 # Nobody else's seed; what programs draw from has these states then, without numpy and with.
@@ -81,8 +84,8 @@ def generators_of(value: Any) -> list[Any]:
 
 def objects_of(value: Any, without: Any = None) -> list[Any]:
     """What belongs to an object, and the object itself: in attributes, slots, items of lists and
-    dicts, what a method is of and what a function encloses; ``without`` what is found by way of
-    that alone."""
+    dicts, what a method is of and what a function encloses; generators that its class has, or that
+    functions of its class know by name; ``without`` what is found by way of that alone."""
     met: dict[int, Any] = {}
     waiting = [value]
     while waiting and len(met) < _OBJECTS:
@@ -101,12 +104,38 @@ def objects_of(value: Any, without: Any = None) -> list[Any]:
             waiting.append(each.__self__)
         elif kind is FunctionType:
             waiting += [cell.cell_contents for cell in each.__closure__ or () if is_set(cell)]
+            waiting += _known_to(each)
         elif not issubclass(kind, (type, torch.Tensor, ModuleType)):
             with contextlib.suppress(Exception):  # it does not want to be looked at
                 waiting += [slot.__get__(each) for slot in slots_in(kind) if is_set(slot, each)]
                 if kind.__dictoffset__:
                     waiting += islice(vars(each).values(), _ITEMS)
+                waiting += _in_class(kind)
     return list(met.values())
+
+
+def _known_to(function: FunctionType) -> list[Any]:
+    """Generators that a function knows by a name of its module or as a default, and functions of
+    its module that it may call."""
+    names = function.__globals__
+    known = [names[name] for name in function.__code__.co_names if name in names]
+    found = [each for each in (*known, *(function.__defaults__ or ())) if is_generator(each)]
+    return found + [
+        each for each in known if type(each) is FunctionType and each.__globals__ is names
+    ]
+
+
+def _in_class(kind: type) -> list[Any]:
+    """The same of what is in a class of a program's own, or in one that it is made from."""
+    found: list[Any] = []
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in _LIBRARIES:
+            break
+        for each in vars(base).values():
+            function = getattr(each, "__func__", each)
+            if type(function) is FunctionType or is_generator(function):
+                found.append(function)
+    return found
 
 
 def slots_in(kind: type) -> tuple[Any, ...]:
