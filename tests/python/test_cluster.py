@@ -393,6 +393,40 @@ def test_names_that_look_alike_on_servers_are_several(server, names):
     assert source.loads.tolist() == [1] * 64
 
 
+class Half(Counted):
+    """One of two of the same class and length."""
+
+    def __init__(self, sign):
+        super().__init__()
+        self.sign = sign
+
+    def __getitem__(self, index):
+        tensor, label = super().__getitem__(index)
+        return self.sign * tensor, label
+
+
+@pytest.mark.parametrize("probe", [4, 0])
+@pytest.mark.parametrize("memory", [1, "16MiB"])
+@pytest.mark.parametrize("way", ["each", "many", "batch"])
+def test_samples_of_another_dataset_are_seen_before_they_are_handed_out(server, way, memory, probe):
+    with node(Half(1), server.url) as first:
+        check(first[i] for i in range(64))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with node(Half(-1), server.url, memory=memory, probe=probe) as second:
+            if way == "each":
+                given = [second[i][0][0].item() for i in range(64)]
+            elif way == "many":
+                given = [tensor[0].item() for tensor, _ in second.__getitems__(list(range(64)))]
+            else:
+                given = second.batches[list(range(64))][0][:, 0].tolist()
+    if probe == 0:  # the control
+        assert given == list(range(64)) and not told
+        return
+    assert given == [-i for i in range(64)]
+    assert len(told) == 1 and f"127.0.0.1:{server.port}" in str(told[0].message)
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, DataLoader])
 def test_what_workers_load_is_there_when_they_have_ended(server, context, loader):

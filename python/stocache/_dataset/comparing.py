@@ -15,13 +15,18 @@ from stocache._torch.generators import random_numbers_kept
 SAME, STALE, RANDOM, UNKNOWN, UNCUT = "same", "stale", "random", "unknown", "uncut"
 
 
-def compare(records: _C.Records, dataset: Any, index: int, allow_pickle: bool) -> str:
-    """Loads the sample and compares it with the cached one. If they differ it is loaded once more:
-    a dataset that gives another sample every time is not stale."""
+def compare(
+    records: _C.Records, dataset: Any, index: int, allow_pickle: bool, stored: Any = _C.MISS
+) -> str:
+    """Loads the sample and compares it with the cached one, or with that which is given. If they
+    differ it is loaded once more: a dataset that gives another sample every time is not stale."""
     sample = dataset[index]
     if type(sample) is Uncut:  # there is nothing to be compared
         return UNCUT
-    equal = same_as_stored(records, index, sample, allow_pickle)
+    if stored is _C.MISS:
+        equal = same_as_stored(records, index, sample, allow_pickle)
+    else:
+        equal = same(stored, sample)
     if equal is None:
         return UNKNOWN
     if equal:

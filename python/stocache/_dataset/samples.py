@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from stocache import _C
+from stocache._cluster.address import shown
 from stocache._compare import same
 from stocache._dataset import telling, together, until_random
 from stocache._dataset.augmenting import Fusing, Passes
@@ -161,15 +162,25 @@ class Samples:
             return self._unreadable(place, error)
 
     def _given(self, acquired: _C.Acquiring, place: int) -> Any:
-        """Likewise for one that was waited for, or read from below memory."""
+        """Likewise for one that was waited for, or read from below memory. On servers there may be
+        those of another dataset: the first are compared before they are handed out."""
+        if not self.is_used():  # one that came together with it was another
+            return _C.MISS
         try:
             sample = acquired.get(place, self.allow_pickle)
         except Exception as error:
             return self._unreadable(place, error)
         if sample is _C.MISS:
-            return self._read(place)
-        self.records.note(1, 0)
+            sample = self._read(place)
+        else:
+            self.records.note(1, 0)
+        is_new = self._has_cluster and sample is not _C.MISS and self._has_to_compare()
+        if is_new and not self._take_note(place, self._compared(place, sample)):
+            return _C.MISS
         return sample
+
+    def _has_to_compare(self) -> bool:
+        return self._uncompared is not None and self._uncompared.left > 0 and self.is_used()
 
     def _unreadable(self, place: int, error: Exception) -> Any:
         if isinstance(error, MemoryError) or self._strict or not self.records.is_open():
@@ -326,7 +337,8 @@ class Samples:
         """What is not cached of these samples, loaded together: by its position in the places; but
         for what a ``gathering`` of them took from servers."""
         missing = self.records.missing(places)
-        asks = gathering is not None and self._has_cluster
+        # What a batch takes from servers by itself, nobody looks at.
+        asks = gathering is not None and self._has_cluster and not self._has_to_compare()
         try:
             loaded = self._load_many(
                 [places[k] for k in missing], to_edit, whole, gathering if asks else None
@@ -681,26 +693,38 @@ class Samples:
                 return
             if not self.records.contains(place):
                 continue
-            outcome = SAME
-            with contextlib.suppress(Exception):  # what cannot be loaded now was cached in time
-                outcome = compare(self.records, self.source, place, self.allow_pickle)
-            if outcome == UNCUT:  # here; or it was cut wrongly
-                telling.of_unsupported(self.records, place, until_random.why_not(self.source))
-                self._use_no_more()
+            if not self._take_note(place, self._compared(place)):
                 return
-            if outcome == STALE and self._named:
-                raise telling.stale(self.records, place)
-            if outcome == STALE:  # nobody asked for this sharing, so that it must not end a run
-                self._use_no_more()
-                folder = folder_of(self.records)
-                if folder is None:
-                    telling.of_other_rank(place)
-                else:
-                    telling.of_stale_disk(place, folder)
-                return
-            if outcome == RANDOM:
-                telling.of_random(self.records, place)
+
+    def _compared(self, place: int, stored: Any = _C.MISS) -> str:
+        outcome = SAME
+        with contextlib.suppress(Exception):  # what cannot be loaded now was cached in time
+            outcome = compare(self.records, self.source, place, self.allow_pickle, stored)
+        return outcome
+
+    def _take_note(self, place: int, outcome: str) -> bool:
+        """Tells what a comparison came to; whether samples are used after it."""
+        if outcome == UNCUT:  # here; or it was cut wrongly
+            telling.of_unsupported(self.records, place, until_random.why_not(self.source))
+            self._use_no_more()
+            return False
+        if outcome == STALE and self._named:
+            raise telling.stale(self.records, place)
+        if outcome == STALE:  # nobody asked for this sharing, so that it must not end a run
+            self._use_no_more()
+            folder, cluster = folder_of(self.records), self.records.cluster()
+            if cluster is not None:
+                telling.of_other_dataset(place, shown(cluster[0]))
+            elif folder is None:
+                telling.of_other_rank(place)
+            else:
+                telling.of_stale_disk(place, folder)
+            return False
+        if outcome == RANDOM:
+            telling.of_random(self.records, place)
+        if self._uncompared is not None:
             self._uncompared.count()
+        return True
 
     def _look_again(self, index: int, sample: Any) -> Any:
         """A sample that was just stored, after it was loaded once more and compared if it is its

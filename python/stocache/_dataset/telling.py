@@ -149,6 +149,14 @@ def of_other_rank(index: int) -> None:
     )
 
 
+def of_other_dataset(index: int, servers: str) -> None:
+    warn(
+        f"sample {index} of this dataset is not the one that is cached here or on {servers}, "
+        "although class, length and fingerprint are the same: from here on samples come from the "
+        "dataset alone; give each dataset a name (dataset_name=) or a fingerprint of its own"
+    )
+
+
 def of_stale_disk(index: int, folder: str) -> None:
     warn(
         f"sample {index} in the cache is not what the dataset gives now, although its code and "
