@@ -159,6 +159,8 @@ pub(crate) enum Fault {
     WaitForEver,
     /// Remove a damaged store without asking whether somebody uses it.
     MendInUse,
+    /// Use a folder, or its lock, that somebody has removed meanwhile.
+    JoinRemoved,
     /// Keep what was read before all was emptied.
     OutliveClear,
     /// Write where a file ended when this table was made, though others have written since.
@@ -599,6 +601,14 @@ mod controls {
         is_caught(
             Fault::MendInUse,
             &["disk::tests::a_damaged_store_is_made_anew_unless_it_is_in_use_or_not_only_ours"],
+        );
+    }
+
+    #[test]
+    fn using_a_folder_that_was_removed_meanwhile_is_caught() {
+        is_caught(
+            Fault::JoinRemoved,
+            &["disk::tests::a_folder_that_is_removed_while_it_is_opened_is_made_anew"],
         );
     }
 

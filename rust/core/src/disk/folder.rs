@@ -210,7 +210,8 @@ impl Folder {
 
     /// What the header in a folder says; `None` if there is none.
     pub(super) fn read(path: &Path) -> std::result::Result<Option<Header>, Unreadable> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        // A pipe that others put there is not waited for.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = match rustix::fs::openat(CWD, path.join("store"), flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT) => return Ok(None),
@@ -291,7 +292,7 @@ impl Folder {
     }
 
     pub(super) fn open_log(&self, region: u64, generation: u32) -> rustix::io::Result<OwnedFd> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         rustix::fs::openat(CWD, self.log(region, generation), flags, Mode::empty())
     }
 

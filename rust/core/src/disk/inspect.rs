@@ -4,6 +4,7 @@
 use super::compression::{Packed, is_packed};
 use super::folder::{Folder, MOST_FILES, is_half_made, is_ours, unlink};
 use super::log::{self, Entry};
+use super::members;
 use crate::error::{Error, Kind, Result};
 use crate::records::portable::{self, HEAD};
 use crate::sys::direct::DirectFile;
@@ -80,31 +81,45 @@ pub fn remove(path: &Path, force: bool) -> Result<()> {
         )));
     }
     check_folder(path).map_err(refuse)?;
-    if !force && is_in_use(path) {
-        let message = format!(
-            "the disk level in {shown} is in use; end its processes first, or use --force: they go on with the \
-             files that they have open"
-        );
-        return Err(Error::new(Kind::State, message));
-    }
-    let failed = |errno: std::io::Error| {
-        Error::new(Kind::System, format!("cannot remove {shown}: {errno}; remove it by hand"))
+    let removed = if force {
+        remove_ours(path)
+    } else {
+        members::alone(path, || remove_ours(path)).ok_or_else(|| {
+            let message = format!(
+                "the disk level in {shown} is in use; end its processes first, or use --force: they go on with the \
+                 files that they have open"
+            );
+            Error::new(Kind::State, message)
+        })?
     };
-    // The header last: what is left of it can be removed in the same way.
-    for name in names.ours.iter().filter(|name| *name != "store") {
-        unlink(path, name).map_err(failed)?;
-    }
-    unlink(path, "store").map_err(failed)?;
-    std::fs::remove_dir(path).map_err(failed)
+    removed.map_err(|errno| {
+        Error::new(Kind::System, format!("cannot remove {shown}: {errno}; remove it by hand"))
+    })
+}
+
+/// Removes all files of a disk level, and the folder if nothing else is in it.
+fn remove_ours(path: &Path) -> std::io::Result<()> {
+    let names = Names::of(path).map_or(Vec::new(), |names| names.ours);
+    // The header after them: what is left of it can be removed in the same way. By the lock those who come
+    // see that it was removed.
+    let last = ["store", "temporary", "lock"];
+    let others = names.iter().map(String::as_str).filter(|name| !last.contains(name));
+    others.chain(last).try_for_each(|name| unlink(path, name))?;
+    std::fs::remove_dir(path)
 }
 
 /// Removes what killed processes left in a folder that nobody uses, and all of it if it was never more than
 /// that; the names that went.
 pub fn tidy(path: &Path) -> Result<Vec<String>> {
-    let Some(names) = Names::of(path) else { return Ok(Vec::new()) };
-    if is_in_use(path) || check_folder(path).is_err() {
+    if Names::of(path).is_none() || is_in_use(path) || check_folder(path).is_err() {
         return Ok(Vec::new());
     }
+    members::alone(path, || tidy_alone(path)).unwrap_or_else(|| Ok(Vec::new()))
+}
+
+/// The same, when nobody uses it or comes to.
+fn tidy_alone(path: &Path) -> Result<Vec<String>> {
+    let Some(names) = Names::of(path) else { return Ok(Vec::new()) };
     let mut gone = Vec::new();
     match open(path) {
         Ok(folder) => {
@@ -121,7 +136,13 @@ pub fn tidy(path: &Path) -> Result<Vec<String>> {
         }
         // Whoever made it died before it was anything.
         Err(_) if !names.ours.iter().any(|name| name == "store") && names.others.is_empty() => {
-            remove(path, false)?;
+            remove_ours(path).map_err(|error| {
+                let shown = path.display();
+                Error::new(
+                    Kind::System,
+                    format!("cannot remove {shown}: {error}; remove it by hand"),
+                )
+            })?;
             gone.push(String::new());
         }
         Err(_) => {}
@@ -291,7 +312,7 @@ fn open(path: &Path) -> std::result::Result<Folder, String> {
 
 /// Whether a process has it open. What cannot be asked is taken for used.
 fn is_in_use(path: &Path) -> bool {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     match rustix::fs::openat(CWD, path.join("lock"), flags, Mode::empty()) {
         Ok(file) => is_any_locked(&file),
         Err(errno) => errno != Errno::NOENT,

@@ -66,6 +66,9 @@ pub enum Keys {
     OfTable(u64),
 }
 
+/// So often a store is opened again that somebody removes meanwhile.
+const TRIES: u32 = 10;
+
 /// A disk store, open in this process.
 pub struct DiskStore {
     segment: Segment,
@@ -89,6 +92,30 @@ pub struct DiskStore {
 impl DiskStore {
     /// Joins the store in a folder, or makes it.
     pub fn open(options: &DiskOptions) -> Result<Arc<Self>> {
+        let mut left = TRIES;
+        loop {
+            let mut met = None;
+            let opened = Self::open_once(options, &mut met);
+            let is_gone = || match Folder::read(&options.path) {
+                Ok(Some(header)) => met.is_some_and(|met| met != header.id),
+                there => there.is_ok(),
+            };
+            match opened {
+                // Somebody removed it meanwhile, as what a killed job left, say.
+                Err(error)
+                    if left > 0
+                        && matches!(error.kind(), Kind::System | Kind::Refused)
+                        && is_gone() =>
+                {
+                    left -= 1;
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    /// The same, unless the folder is removed meanwhile. `met` is which store it was.
+    fn open_once(options: &DiskOptions, met: &mut Option<u128>) -> Result<Arc<Self>> {
         let keyed = !matches!(options.keys, Keys::Numbers);
         if let Keys::Of(keys) = &options.keys
             && keys.len() as u64 != options.dataset_len
@@ -107,6 +134,7 @@ impl DiskStore {
         };
         let damaged = remove_damaged(&options.path);
         let folder = Folder::open(&options.path, &wanted)?;
+        *met = Some(folder.header.id);
         if let Some(why) = folder.differs(&wanted) {
             return Err(Error::new(
                 Kind::Argument,
@@ -156,7 +184,11 @@ impl DiskStore {
         let instance = segment.header().instance;
         segment.unique(how, |segment| {
             let layout = geometry.layout()?;
-            let member = Member::join(&folder.path, instance).map_err(|errno| {
+            let is_there = || {
+                let there = Folder::read(&folder.path);
+                matches!(there, Ok(Some(header)) if header.id == folder.header.id)
+            };
+            let member = Member::join(&folder.path, instance, is_there).map_err(|errno| {
                 let path = folder.path.display();
                 Error::new(
                     Kind::System,

@@ -936,6 +936,49 @@ fn what_is_in_use_or_not_ours_is_not_removed() {
     assert!(!folder.0.exists());
 }
 
+/// At each place where somebody who opens it has not joined yet, another one takes it for left over.
+#[test]
+fn a_folder_that_is_removed_while_it_is_opened_is_made_anew() {
+    for place in ["disk: header written", "disk: lock opened"] {
+        let folder = Temporary::new();
+        std::fs::create_dir(&folder.0).unwrap();
+        std::fs::write(folder.0.join("lock"), []).unwrap();
+        let (path, mut once) = (folder.0.clone(), true);
+        meeting::at(move |there| {
+            if there == place && std::mem::take(&mut once) {
+                let path = path.clone();
+                std::thread::spawn(move || remove(&path, false).unwrap()).join().unwrap();
+            }
+        });
+        let store = open(&folder.0, 1 << 20, false);
+        assert!(inspect(&folder.0).unwrap().in_use, "{place}");
+        assert!(remove(&folder.0, false).is_err(), "{place}");
+        assert_eq!((fill(&store, 0..50), count(&store)), (50, 50));
+    }
+}
+
+/// What others put in the place of a file is nothing that is waited for.
+#[test]
+fn pipes_in_a_folder_hold_nobody_up() {
+    for name in ["lock", "store"] {
+        let folder = Temporary::new();
+        drop(open(&folder.0, 1 << 20, false));
+        std::fs::remove_file(folder.0.join(name)).unwrap();
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            folder.0.join(name),
+            rustix::fs::FileType::Fifo,
+            mode,
+            0,
+        )
+        .unwrap();
+        let _looked_at = inspect(&folder.0);
+        assert!(tidy(&folder.0).unwrap_or_default().is_empty());
+        assert!(remove(&folder.0, false).is_err(), "it is not stocache's");
+    }
+}
+
 #[test]
 fn what_the_killed_left_goes_and_nothing_else() {
     let folder = Temporary::new();
