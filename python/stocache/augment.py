@@ -97,8 +97,8 @@ class Pipeline:
         self.seed = seed
         # Of who sent this object, and to which process.
         self._sent_seed, self._sent_to = 0, 0
-        # -1: not said.
-        self._epoch = _shared(torch.full((1,), -1, dtype=torch.int64))
+        # What was said last, -1 for nothing, and how often something was said.
+        self._epoch = _shared(torch.tensor([-1, 0], dtype=torch.int64, device="cpu"))
 
     def __call__(self, sample: Any, index: int | Sequence[int] | None = None) -> Any:
         """The sample with its images augmented; each image of a batch [N, C, H, W] for itself."""
@@ -145,8 +145,13 @@ class Pipeline:
     @property
     def epoch(self) -> int | None:
         """What ``set_epoch`` said; None: nobody did."""
-        epoch = int(self._epoch)
+        epoch = int(self._epoch[0])
         return None if epoch < 0 else epoch
+
+    @property
+    def times(self) -> int:
+        """How often ``set_epoch`` said one: the same number said again is that number again."""
+        return int(self._epoch[1])
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch it is, also for workers that are there already: another one augments the same
@@ -155,7 +160,8 @@ class Pipeline:
             raise TypeError(f"epoch is {epoch!r}; an int is needed")
         if not 0 <= epoch < 1 << 63:
             raise ValueError(f"epoch is {epoch}; 0 or more is needed")
-        self._epoch.fill_(epoch)
+        self._epoch[0] = epoch
+        self._epoch[1] += 1
 
     def sent_seed(self) -> int | None:
         """The seed of the process that sent this object to this one; None: nobody did."""

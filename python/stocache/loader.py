@@ -16,6 +16,7 @@ from stocache._loading.views import WholeBatches
 from stocache._torch import batch_transform as transforms
 from stocache._torch import compat
 from stocache._torch.batch_transform import BatchTransform
+from stocache._torch.progress import Said
 
 
 class DataLoader(compat.Loader):
@@ -57,7 +58,7 @@ class DataLoader(compat.Loader):
             source.pipeline_at_first = source.pipeline()
         return source
 
-    def _stocache_said(self) -> tuple[int, int | None] | None:
+    def _stocache_said(self) -> tuple[int, Said] | None:
         source = source_of(self.dataset)
         if source is None:
             return None
@@ -67,9 +68,14 @@ class DataLoader(compat.Loader):
             return None
         # One with a seed of its own has that, whatever is said here.
         without = next((each for each in pipelines if each.seed is None), pipelines[0])
-        epochs = (each.epoch for each in pipelines)
-        epoch = next((each for each in epochs if each is not None), None)
-        return without.seed_here(), source.epoch() if epoch is None else epoch
+        told = next((each for each in pipelines if each.epoch is not None), None)
+        if told is not None:
+            said = Said(told.epoch, told.times)
+        elif (epoch := source.epoch()) is not None:
+            said = Said(epoch, counts=(source.samples[0],))
+        else:
+            said = Said(None, counts=tuple(source.samples))
+        return without.seed_here(), said
 
     def _stocache_gatherer(self, source: Source | None) -> Gatherer | None:
         """Makes the batches of an epoch that begins now, if that can be done here."""

@@ -307,7 +307,7 @@ def seen_alone(shard):
     try:
         return {sample["label"]: sample["image"] for sample in (shard[0], shard[1])}
     finally:
-        shard.transform._epoch.fill_(-1)
+        shard.transform._epoch[0] = -1
 
 
 @pytest.mark.parametrize("kind", ["tensor", "image", "PIL", "array", "varying"])
@@ -357,6 +357,7 @@ def test_a_subset_and_a_concatenation_have_the_numbers_of_what_is_under_them(cac
     pipeline = stocache.fuse(transform())
     source, dataset = make(cached, "all", pipeline)
     torch.manual_seed(SEED)
+    pipeline.set_epoch(0)
     want = expected_natively(pipeline, source)
     chosen = Subset(dataset, list(range(5, 15)))
     found = seen(stocache.DataLoader(chosen, 4, num_workers=2))
@@ -394,6 +395,7 @@ def test_rows_from_disk_are_made_as_those_in_memory(cached, tmp_path, natively):
     dataset.warm(progress=False)
     assert dataset.flush() and dataset.stats().disk.filled == LENGTH
     torch.manual_seed(SEED)
+    pipeline.set_epoch(0)
     for workers in (0, 2):
         found = seen(stocache.DataLoader(dataset, 5, num_workers=workers))
         assert differ(found, expected_natively(pipeline, source)) == []
@@ -451,8 +453,82 @@ def test_set_epoch_says_which_it_is(cached, workers, persistent):
             assert differ(seen(loader), expected(pipeline, source, epoch)) == []
 
 
+def numbers_of(pipeline, source, found):
+    """Of the epochs of which these could be, and those that nobody says after each."""
+    numbers = [said + (since << 32) for said in range(6) for since in range(3)]
+    return [n for n in numbers if differ(found, expected(pipeline, source, n)) == []]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_was_said_has_its_number_however_often_it_is_said(cached, workers):
+    pipeline = stocache.fuse(transform())
+    source, dataset = make(cached, "all", pipeline)
+    torch.manual_seed(SEED)
+    loader = stocache.DataLoader(dataset, 5, num_workers=workers)
+    next(iter(loader))  # a look at a batch
+    found = []
+    for epoch in (0, 0, 1, 1, 2, 0):
+        pipeline.set_epoch(epoch)
+        found += numbers_of(pipeline, source, seen(loader))
+        assert torch.equal(dataset[3]["image"], expected(pipeline, source, epoch)[3])
+    assert found == [0, 0, 1, 1, 2, 0]
+    # Without another word, those that follow have numbers that nobody says.
+    assert numbers_of(pipeline, source, seen(loader)) == [1 << 32]
+    state = loader.state_dict()
+    assert numbers_of(pipeline, source, seen(loader)) == [2 << 32]
+    pipeline.set_epoch(1)
+    assert numbers_of(pipeline, source, seen(loader)) == [1]
+    other = stocache.DataLoader(dataset, 5, num_workers=workers)
+    pipeline.set_epoch(0)
+    other.load_state_dict(state)
+    assert numbers_of(pipeline, source, seen(other)) == [2 << 32]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_look_before_a_sampler_is_told_its_epoch_makes_no_two_of_them_alike(cached, workers):
+    pipeline = stocache.fuse(transform())
+    source, dataset = make(cached, "all", pipeline)
+    torch.manual_seed(SEED)
+    for new in (False, True):
+        sampler = DistributedSampler(dataset, 1, 0)
+
+        def loader(sampler=sampler):
+            return stocache.DataLoader(dataset, 5, sampler=sampler, num_workers=workers)
+
+        one = loader()
+        next(iter(one))
+        found = []
+        for epoch in (0, 1, 2, 1):
+            sampler.set_epoch(epoch)
+            found += numbers_of(pipeline, source, seen(loader() if new else one))
+        assert found == [1 << 32, 1, 2, 1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_made_anew_goes_on_with_the_next_epoch(cached, workers):
+    pipeline = stocache.fuse(transform())
+    source, dataset = make(cached, "all", pipeline)
+
+    def loader(dataset=dataset):
+        return stocache.DataLoader(dataset, 5, shuffle=True, num_workers=workers)
+
+    torch.manual_seed(SEED)
+    assert [numbers_of(pipeline, source, seen(loader())) for _ in range(2)] == [[0], [1]]
+    third = loader()
+    begun = seen([next(iter(third))])
+    state = third.state_dict()
+    assert numbers_of(pipeline, source, seen(loader())) == [3]
+    # In another process, whose datasets were counted nowhere.
+    _, again = make(cached, "all", pipeline)
+    goes_on = loader(again)
+    goes_on.load_state_dict(state)
+    assert numbers_of(pipeline, source, begun | seen(goes_on)) == [2]
+    assert [numbers_of(pipeline, source, seen(loader(again))) for _ in range(2)] == [[3], [4]]
+
+
 def test_a_seed_of_its_own_goes_before_that_of_torch(cached):
     pipeline = stocache.fuse(transform(), seed=3)
+    pipeline.set_epoch(0)
     source, dataset = make(cached, "all", pipeline)
     for workers in (0, 1):
         torch.manual_seed(workers)

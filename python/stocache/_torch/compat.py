@@ -34,7 +34,7 @@ from torch.utils.data.dataloader import (
 from stocache import _C
 from stocache._torch.batch_transform import Key
 from stocache._torch.order import listed
-from stocache._torch.progress import Epoch, Numbers, Order, Progress, Samplers
+from stocache._torch.progress import Epoch, Numbers, Order, Progress, Said, Samplers
 from stocache._torch.shares import Shares
 
 __all__ = ["Asked", "Gatherer", "Loader", "RestOf", "as_plain_tensors", "pin_memory"]
@@ -127,9 +127,9 @@ class Loader(DataLoader[Any]):
         super().__init__(*arguments, **options)
         self._stocache_progress = Progress()
 
-    def _stocache_said(self) -> tuple[int, int | None] | None:
-        """The seed of an epoch that begins now and, if somebody said it, its number; None where no
-        transform was fused."""
+    def _stocache_said(self) -> tuple[int, Said] | None:
+        """The seed of an epoch that begins now and what was said of it; None where no transform
+        was fused."""
         raise NotImplementedError
 
     def _stocache_tells(self) -> bool:

@@ -21,7 +21,8 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.data import (
@@ -39,6 +40,18 @@ from stocache._torch.order import Drawn, drawn, listed
 VERSION = 1
 Numbers = tuple[int, int]
 """What random numbers of a fused transform follow from beside the index: seed and epoch."""
+
+
+class Said(NamedTuple):
+    """What was said of an epoch that begins."""
+
+    epoch: int | None
+    """None: nobody said a number."""
+    times: int = 0
+    """How often somebody said one, where that can be seen."""
+    counts: tuple[Any, ...] = ()
+    """Of what a process counts the epochs, also for loaders that are made anew."""
+
 
 _TORCHS = (
     RandomSampler,
@@ -100,11 +113,15 @@ class Samplers:
 
     def epoch(self) -> int | None:
         """The number that set_epoch() has set."""
+        return self.said().epoch
+
+    def said(self) -> Said:
+        """The same; that it was set to what it is cannot be seen."""
         for part in self._parts().values():
             number = _attribute(part, "epoch")
             if callable(_attribute(part, "set_epoch")) and type(number) is int:
-                return number
-        return None
+                return Said(number, counts=(part,))
+        return Said(None)
 
     def set_epoch(self, number: int) -> None:
         for part in self._parts().values():
@@ -321,25 +338,52 @@ class Epoch:
             self._iterator = iter(())
 
 
+_COUNTED: WeakKeyDictionary[Any, tuple[int | None, int]] = WeakKeyDictionary()
+"""What this process counted last: a number that was said, and how many epochs since."""
+
+
 class Augmented:
     """Which numbers the epochs of a loader have, where random numbers follow from such: a seed, and
-    what set_epoch() said last, plus how many epochs began since."""
+    what set_epoch() said last. Epochs that begin after it without a word have numbers that nobody
+    says; where none was ever said, they are counted from 0."""
 
     def __init__(self) -> None:
         self._seed: int | None = None
         self._kept_seed: int | None = None  # of the state with which it goes on
         self._said: int | None = None
+        self._times: int | None = None  # None: not known of the state with which it goes on
         self._since = -1
 
-    def next(self, seed: int, said: int | None) -> Numbers:
-        again = self._since >= 0 and said == self._said
+    def next(self, seed: int, said: Said) -> Numbers:
+        if said.epoch is None:  # what the state says with which it goes on
+            said = said._replace(epoch=self._said)
+        if self._since >= 0 and said.epoch == self._said and self._times in (None, said.times):
+            since = self._since
+        else:
+            counted = map(self._counted, said.counts)
+            since = max((since for at, since in counted if at == said.epoch), default=-1)
         self._seed = seed if self._kept_seed is None else self._kept_seed
-        self._said, self._since = said, self._since + 1 if again else 0
-        return self.now()
+        self._said, self._since = said.epoch, since + 1
+        return self.now(said)
 
-    def now(self) -> Numbers:
+    def now(self, said: Said) -> Numbers:
+        """The numbers of the epoch that began last."""
         assert self._seed is not None
-        return self._seed, (self._said or 0) + self._since
+        self._times = said.times
+        for each in said.counts:
+            at, since = self._counted(each)
+            with contextlib.suppress(TypeError):  # what has no hash is counted by its loader alone
+                since = max(since, self._since) if at == self._said else self._since
+                _COUNTED[each] = self._said, since
+        if self._said is None:
+            return self._seed, self._since
+        return self._seed, self._said + (self._since << 32)
+
+    def _counted(self, each: Any) -> tuple[int | None, int]:
+        try:
+            return _COUNTED.get(each, (None, -1))
+        except TypeError:
+            return None, -1
 
     def state(self) -> list[int | None] | None:
         return None if self._seed is None else [self._seed, self._said, self._since]
@@ -347,7 +391,7 @@ class Augmented:
     def load(self, state: list[Any] | None) -> None:
         if state is not None:
             self._seed, self._said, self._since = state
-            self._kept_seed = self._seed
+            self._kept_seed, self._times = self._seed, None
 
 
 class Order:
@@ -425,13 +469,15 @@ class Progress:
         self.loaded = copy.deepcopy(state)
         self._augmented.load(state.get("augmented"))
 
-    def augment(self, samplers: Samplers, seed: int, said: int | None) -> None:
+    def augment(self, samplers: Samplers, seed: int, said: Said) -> None:
         """An epoch begins whose random numbers follow from its number: what was ``said`` where
         somebody said it to the transform, and not to the sampler. One that goes on has its own."""
+        if said.epoch is None and samplers.epoch() is not None:
+            said = samplers.said()
         if self.resumed is not None and self._augmented.state() is not None:
-            self.augmented = self._augmented.now()
+            self.augmented = self._augmented.now(said)
         else:
-            self.augmented = self._augmented.next(seed, samplers.epoch() if said is None else said)
+            self.augmented = self._augmented.next(seed, said)
 
     def resume(self, samplers: Samplers) -> None:
         """Makes the next iterator one that goes on, if a state was loaded."""
