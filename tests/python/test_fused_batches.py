@@ -367,6 +367,39 @@ def test_a_subset_and_a_concatenation_have_the_numbers_of_what_is_under_them(cac
     assert differ(found, {label: want[label] for label in range(5, 20)}) == []
 
 
+@pytest.mark.parametrize("share", ["all", "some", "none"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_indices_from_the_end_have_the_numbers_of_their_samples(cached, share, workers):
+    pipeline = stocache.fuse(transform())
+    source, dataset = make(cached, share, pipeline)
+    torch.manual_seed(SEED)
+    pipeline.set_epoch(0)
+    want = {i: expected(pipeline, source, 0)[i] for i in (3, LENGTH - 3, LENGTH - 1)}
+    chosen = Subset(dataset, [-3, 3, -1])
+    joined = ConcatDataset([chosen, Subset(dataset, [5, -2])])
+    for kind in (stocache.DataLoader, DataLoader):
+        for subset in (chosen, Subset(joined, [0, 1, 2]), Subset(joined, [0, 1, -3])):
+            for collate in (stocache.collate, None):
+                loader = kind(subset, 2, num_workers=workers, collate_fn=collate)
+                assert differ(seen(loader), want) == []
+
+
+@pytest.mark.parametrize("index", [LENGTH - 3, -3, "a key", (1, 2)])
+def test_a_sample_that_comes_again_begins_another_pass(cached, index):
+    class Keys(Fixed):
+        def __getitem__(self, index):
+            return super().__getitem__(index if isinstance(index, int) else 5)
+
+    one = samples()
+    dataset = cached(Keys([one[i] for i in range(LENGTH)]), transform=stocache.fuse(transform()))
+    singly = [dataset[index]["image"] for _ in range(4)]
+    together = [dataset.__getitems__([index])[0]["image"] for _ in range(4)]
+    assert len({image.numpy().tobytes() for image in singly + together}) == 8
+    # Another sample does not begin one.
+    after, again = dataset[7]["image"], dataset._stocache.passes._number
+    assert again == 7 and not torch.equal(after, dataset[7]["image"])
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_of_several_pipelines_has_its_own_seed(cached, workers):
     pipelines = [stocache.fuse(transform(), seed=seed) for seed in (3, 4, None)]

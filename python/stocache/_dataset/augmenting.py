@@ -38,9 +38,10 @@ class Fusing(NamedTuple):
     numbering: Numbering | None = None
     """Where the numbers are not the indices of the samples."""
 
-    def native(self, indices: Any) -> tuple[_C.Pipeline, int, int, Any]:
-        """For a batch of these samples that is gathered."""
-        numbers = None if self.numbering is None else self.numbering(indices)
+    def native(self, indices: Any, counted: Any = None) -> tuple[_C.Pipeline, int, int, Any]:
+        """For a batch of these samples that is gathered; ``counted``: where their numbers are not
+        the indices."""
+        numbers = counted if self.numbering is None else self.numbering(indices)
         return self.pipeline.native, self.seed & _MASK, self.epoch & _MASK, numbers
 
     def sample(self, sample: Any, index: Any) -> Any:
@@ -73,32 +74,41 @@ class Passes:
     a sample that was asked for in this one."""
 
     def __init__(self, length: int) -> None:
-        self._length = length
+        self.length = length
         self._process = 0
         self._seen = bytearray()
+        self._others: set[int] = set()  # of keys that are no places
         self._number = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Passes, (self._length,)
+        return Passes, (self.length,)
 
-    def epoch(self, places: Iterable[int]) -> int:
+    def epoch(self, numbers: Iterable[int]) -> int:
         """Of these samples, which are asked for together."""
         if self._process != os.getpid():  # what was asked of the process that forked this one
             self._process, self._number = os.getpid(), 0
-            self._seen = bytearray(self._length // 8 + 1)
-        places = [place for place in places if 0 <= place < self._length]
+            self._begin()
+        numbers = list(numbers)
+        places = [number for number in numbers if 0 <= number < self.length]
+        others = set(numbers).difference(places) if len(places) < len(numbers) else set()
         seen = self._seen
-        if any(seen[place >> 3] >> (place & 7) & 1 for place in places):
+        if any(seen[place >> 3] >> (place & 7) & 1 for place in places) or others & self._others:
             self._number += 1
-            self._seen = seen = bytearray(self._length // 8 + 1)
+            seen = self._begin()
         for place in places:
             seen[place >> 3] |= 1 << (place & 7)
+        self._others |= others
         worker = get_worker_info()
         if worker is None:
             return self._number
         # Workers of the next epoch know nothing of these, but have another seed.
-        numbers = f"{worker.seed} {self._number}".encode()
-        return int.from_bytes(hashlib.blake2b(numbers, digest_size=8).digest(), "little")
+        text = f"{worker.seed} {self._number}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+    def _begin(self) -> bytearray:
+        self._seen = bytearray(self.length // 8 + 1)
+        self._others = set()
+        return self._seen
 
 
 def fusing(
@@ -110,7 +120,7 @@ def fusing(
         return numbered(pipeline, numbers, numbering)
     epoch = pipeline.epoch
     if epoch is None:
-        epoch = passes.epoch(map(number_of, keys))
+        epoch = passes.epoch(number_of(key, passes.length) for key in keys)
     return Fusing(pipeline, pipeline.seed_here(), epoch, numbering)
 
 

@@ -105,6 +105,17 @@ class Source:
         """The same, as it is to be applied to these rows now."""
         return self.parts[0]._stocache_fusing(located.indices)
 
+    def counted(self, located: Located) -> Tensor | None:
+        """The indices, counted from the start, if some of them are counted from the end."""
+        if located.visits is not None:
+            return None
+        indices = _as_tensor(located.indices)
+        if not len(indices) or int(indices.min()) >= 0:
+            return None
+        lengths = torch.tensor([samples.length for samples in self.samples], device="cpu")
+        of = lengths[0 if located.which is None else _as_tensor(located.which)]
+        return torch.where((indices < 0) & (indices >= -of), indices + of, indices)
+
     def is_settled(self) -> bool:
         return all(samples.is_settled() for samples in self.samples)
 
@@ -129,7 +140,7 @@ class Source:
         self, located: Located, threads: int, shared: bool = False, fusing: Fusing | None = None
     ) -> _C.Gathering:
         """A batch in the making; the rows that are in memory are copied from now on."""
-        fused = None if fusing is None else fusing.native(located.indices)
+        fused = None if fusing is None else fusing.native(located.indices, self.counted(located))
         if located.which is None:
             records: _C.Records = self.parts[0]._stocache.records
             visits = None if located.visits is None else located.visits.order

@@ -115,5 +115,6 @@ def _one_by_one(dataset: Any, source: Source, indices: Sequence[Any]) -> Any:
         return batch
     samples = [loaded[row] if row in loaded else sample(row) for row in range(len(indices))]
     if fusing is not None:
-        samples = fusing.samples(samples, places)
+        numbers = source.counted(located)
+        samples = fusing.samples(samples, places if numbers is None else numbers.tolist())
     return source.samples[0].stacked(samples)
