@@ -158,8 +158,9 @@ def test_resized_bytes_are_within_one_level(kind, steps):
 def test_resized_numbers_are_torchvisions(steps):
     image = photo().float() / 255
     for index in range(3):
-        ours, theirs = both([RESIZING[steps]], image, index)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+        for flips in ([], [v2.RandomHorizontalFlip(1)], [v2.RandomVerticalFlip(1)]):
+            ours, theirs = both([*flips, RESIZING[steps]], image, index)
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
 NOISE = [
@@ -180,12 +181,22 @@ def test_noise_is_resized_as_torch_does_it(mode, antialias):
         for image in (noise, KINDS["channels_last"](noise), noise[:1]):
             far = (fuse(resize)(image).int() - resize(image).int()).abs()
             assert int(far.max()) <= 1, (before, after)
-        for image in (noise / 255, KINDS["channels_last"](noise / 255)):
-            torch.testing.assert_close(fuse(resize)(image), resize(image), rtol=0, atol=1e-6)
+        flips = (v2.RandomHorizontalFlip(1), v2.RandomVerticalFlip(1))
+        for first in ([], flips[:1], flips[1:], flips):
+            steps = v2.Compose([*first, resize])
+            for image in (noise / 255, KINDS["channels_last"](noise / 255)):
+                torch.testing.assert_close(fuse(steps)(image), steps(image), rtol=0, atol=1e-6)
         if mode == "bilinear":
             image = as_pil(noise)
             far = fuse([resize, v2.ToImage()])(image).int() - F.to_image(resize(image)).int()
             assert int(far.abs().max()) <= 1, (before, after)
+
+
+def test_the_control_numbers_that_are_mirrored_after_they_were_resized_are_noticed():
+    noise = torch.rand(3, 61, 47, generator=torch.Generator().manual_seed(3))
+    for flip in (F.horizontal_flip, F.vertical_flip):
+        far = F.resize(flip(noise), (90, 101)) - flip(F.resize(noise, (90, 101)))
+        assert float(far.abs().max()) > 2e-6
 
 
 def test_the_control_weights_that_are_not_rounded_as_torch_rounds_them_are_noticed():
@@ -656,6 +667,26 @@ def test_masks_and_boxes_follow(steps):
         assert made["label"] == 1 and type(made["mask"]) is tv_tensors.Mask
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        v2.CenterCrop(40), v2.Pad(0), v2.RandomCrop(40), v2.Resize(40), v2.Resize((40, 40)),
+        v2.RandomResizedCrop(40, scale=(1, 1), ratio=(1, 1)), v2.RandomHorizontalFlip(1),
+        v2.RandomResizedCrop(20, scale=(1, 1), ratio=(1, 1)), v2.Resize(20), v2.CenterCrop(30),
+    ],
+)  # fmt: skip
+def test_boxes_beyond_their_image_are_cut_where_torchvision_cuts_them(step):
+    """Also by a crop that leaves the image as it is."""
+    boxes = tv_tensors.BoundingBoxes(
+        [[-5.0, -5, 50, 50]], format="XYXY", canvas_size=(40, 40), dtype=torch.float32
+    )
+    sample = {"image": tv_tensors.Image(photo(40, 40)), "boxes": boxes}
+    for steps in ([step], [v2.RandomErasing(1.0), step]):
+        made, wanted = fuse(steps, seed=1)(sample, index=0), step(sample)
+        assert torch.equal(made["boxes"], wanted["boxes"])
+        assert made["image"].shape == wanted["image"].shape
+
+
 KEPT = [
     [v2.CenterCrop(20)],
     [v2.CenterCrop((63, 49)), v2.CenterCrop((30, 61))],
@@ -772,6 +803,32 @@ def test_memory_that_is_not_there_is_an_error(run_script):
         """.replace("\n        ", "\n")
     )
     assert done.stdout.split() == ["True"] * 6 + ["524288"], done.stdout + done.stderr
+
+
+def test_wherever_memory_ends_it_is_an_error(run_script):
+    """With a little more of it each time, something else is what it does not suffice for."""
+    done = run_script(
+        """
+        import gc, resource, torch, stocache
+        from torchvision.transforms import v2
+        image = torch.zeros(1, 40, 40, dtype=torch.uint8)
+        pad = stocache.fuse([v2.Pad((500_000, 0)), v2.CenterCrop(3)])
+        wide = stocache.fuse([v2.Resize((3, 1 << 20)), v2.CenterCrop(3)])
+        for pipeline, of in ((pad, image[:, :2]), (wide, image), (wide, image.float())):
+            said = set()
+            for more in range(0, 160, 3):
+                now = int(open("/proc/self/statm").read().split()[0]) * 4096
+                resource.setrlimit(resource.RLIMIT_AS, (now + (more << 20), -1))
+                try:
+                    pipeline(of, index=3)
+                    said.add("made")
+                except (MemoryError, RuntimeError, OSError) as error:
+                    said.add("there is no memory" in str(error))
+                resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+            print(said == {True, "made"})
+        """.replace("\n        ", "\n")
+    )
+    assert done.stdout.split() == ["True"] * 3, done.stdout + done.stderr
 
 
 def test_no_steps_are_a_pipeline_too():

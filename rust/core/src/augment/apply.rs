@@ -150,6 +150,16 @@ impl Work<'_> {
             self.chain.push(point);
             return Ok(());
         }
+        let is_none = match op {
+            Op::Crop { height, width, .. } => {
+                (*height as usize, *width as usize) == (self.view.height, self.view.width)
+            }
+            Op::Pad { padding, .. } => *padding == [0; 4],
+            _ => false,
+        };
+        if is_none {
+            return Ok(());
+        }
         // What was erased is at its place only while nothing moves.
         let moves = !matches!(op, Op::Erase { .. }) && !active(Fault::LeaveErased);
         if moves && !self.erased.is_empty() {
@@ -250,7 +260,7 @@ impl Work<'_> {
         let row = rows.bytes.bytes(view.channels * view.width * view.item)?;
         let to = buffers[self.free].bytes(bytes)?;
         // SAFETY: as above.
-        unsafe { pad(&view, padding, fill, mode, to, row, level) };
+        unsafe { pad(&view, padding, fill, mode, to, row, level)? };
         let made = View::planar(to.as_ptr(), view.item, view.channels, height, width);
         self.take(made);
         Ok(())
@@ -261,8 +271,10 @@ impl Work<'_> {
     unsafe fn resize(&mut self, to: (u32, u32), how: (Filter, bool)) -> Result<()> {
         // SAFETY: by the caller's promise.
         unsafe { self.unchain()? };
-        // Resized and then mirrored is the same as mirrored and then resized.
-        let (mirrored, upside_down) = (self.view.pixel < 0, self.view.row < 0);
+        // Resized and then mirrored is within a level the same as mirrored and then resized, and bytes
+        // are read faster as they lie there. Of numbers the last bits would be others.
+        let bytes = !self.view.is_float();
+        let (mirrored, upside_down) = (bytes && self.view.pixel < 0, bytes && self.view.row < 0);
         if mirrored {
             self.view = self.view.mirrored();
         }

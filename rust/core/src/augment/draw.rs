@@ -11,6 +11,7 @@ use serde::Serialize;
 use std::sync::Arc;
 
 /// What is done to one row, in this order. The names and numbers are those of torchvision's functions.
+/// What leaves an image as it is may cut off what boxes have beyond it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(super) enum Op {
@@ -175,21 +176,21 @@ fn one(step: &Step, state: State, note: &mut Option<Note>, place: u64) -> Result
             }
             let middle = |side: u32, need: u32| (f64::from(side - need) / 2.0).round_ties_even();
             (then.height, then.width) = (size[0], size[1]);
-            if (high, wide) != (size[0], size[1]) {
-                add(Op::Crop {
-                    top: middle(high, size[0]) as u32,
-                    left: middle(wide, size[1]) as u32,
-                    height: size[0],
-                    width: size[1],
-                });
-            }
+            add(Op::Crop {
+                top: middle(high, size[0]) as u32,
+                left: middle(wide, size[1]) as u32,
+                height: size[0],
+                width: size[1],
+            });
         }
         Step::Pad { padding, fill, mask_fill, padding_mode } => {
             let (high, wide) = padded(&state, *padding);
             then = state.of_sides(high, wide)?;
-            if *padding != [0; 4] {
-                add(pad(step, &state, *padding, (fill, *mask_fill), *padding_mode)?);
-            }
+            let with = match *padding {
+                [0, 0, 0, 0] => (&[0.0][..], Some(0.0)), // nobody sees what it would be
+                _ => (&fill[..], *mask_fill),
+            };
+            add(pad(step, &state, *padding, with, *padding_mode)?);
         }
         Step::Resize { size, max_size, filter, antialias } => {
             let (high, wide) = resized(&state, size, *max_size);
@@ -209,9 +210,7 @@ fn one(step: &Step, state: State, note: &mut Option<Note>, place: u64) -> Result
             };
             let part = State { height: high, width: wide, ..state };
             (then.height, then.width) = (size[0], size[1]);
-            if (high, wide) != (height, width) {
-                add(Op::Crop { top, left, height: high, width: wide });
-            }
+            add(Op::Crop { top, left, height: high, width: wide });
             resize(&mut add, &part, &then, *filter, *antialias);
         }
         Step::RandomHorizontalFlip { p } => {

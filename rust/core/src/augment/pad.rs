@@ -1,10 +1,12 @@
 //! Margins, in the four ways of torchvision.
 #![allow(unsafe_code)] // reads of an image that others may write to
 
+use super::buffers::out_of_memory;
 use super::kernels::Level;
 use super::points::of_channel;
 use super::steps::{Margin, Padding};
 use super::view::View;
+use crate::error::Result;
 
 /// Where the value of a place outside comes from; `None`: from the fill.
 fn origin(place: isize, side: usize, mode: Margin) -> Option<usize> {
@@ -34,15 +36,16 @@ pub(super) unsafe fn pad(
     to: &mut [u8],
     row: &mut [u8],
     level: Level,
-) {
+) -> Result<()> {
     let [left, top, right, bottom] = padding.map(|side| side as usize);
     let (item, bytes) = (view.item, view.width * view.item);
     let (width, height) = (left + view.width + right, top + view.height + bottom);
     let row = &mut row[..view.channels * bytes];
-    let columns: Vec<Option<usize>> = (0..left)
-        .chain(left + view.width..width)
-        .map(|x| origin(x as isize - left as isize, view.width, mode))
-        .collect();
+    let outside = (0..left).chain(left + view.width..width);
+    let mut columns: Vec<Option<usize>> = Vec::new();
+    let no_room = |_| out_of_memory((left + right) * size_of::<Option<usize>>());
+    columns.try_reserve_exact(left + right).map_err(no_room)?;
+    columns.extend(outside.map(|x| origin(x as isize - left as isize, view.width, mode)));
     for y in 0..height {
         let from = origin(y as isize - top as isize, view.height, mode);
         if let Some(from) = from {
@@ -73,4 +76,5 @@ pub(super) unsafe fn pad(
             }
         }
     }
+    Ok(())
 }

@@ -53,7 +53,11 @@ impl Known {
         match self.slots.get(slot) {
             Some(Some(known)) if known.sides == sides => return Ok(Rc::clone(known)),
             Some(_) => {}
-            None => self.slots.resize(Self::SLOTS, None),
+            None => {
+                let no_room = |_| out_of_memory(8 * Self::SLOTS);
+                self.slots.try_reserve_exact(Self::SLOTS).map_err(no_room)?;
+                self.slots.resize(Self::SLOTS, None);
+            }
         }
         let made = Rc::new(Weights::of(sides, level)?);
         if let Some(gone) = self.slots[slot].replace(Rc::clone(&made)) {
@@ -69,7 +73,7 @@ impl Known {
 
 /// The same as `Weights::whole`, for instructions that gather the values of several places.
 pub(super) enum Blocks {
-    /// Some lie further apart than such an instruction reaches.
+    /// Some lie further apart than such an instruction reaches, or there was no memory for more.
     None,
     /// Of eight places, each half of 16 bytes.
     Eight(Vec<Block<16>>),
@@ -110,9 +114,12 @@ impl Weights {
             blocks: OnceCell::new(),
         };
         if sides.bytes {
-            (made.whole, made.precision) = whole(&weights);
+            made.precision = precision(&weights);
+            let unit = f64::from(1_u32 << made.precision);
+            let rounded = weights.iter().map(|weight| (weight * unit).round() as i16);
+            made.whole = collected(rounded)?;
         } else {
-            made.numbers = weights.iter().map(|weight| *weight as f32).collect();
+            made.numbers = collected(weights.iter().map(|weight| *weight as f32))?;
         }
         Ok(made)
     }
@@ -167,7 +174,8 @@ impl Weights {
         (first + begin, &weights[begin..end])
     }
 
-    /// Of parts that are gathered from so many bytes each; none if some lie further apart.
+    /// Of parts that are gathered from so many bytes each; none if some lie further apart, or if
+    /// there is no memory for them.
     #[cfg(target_arch = "x86_64")]
     fn make_blocks<const TAPS: usize>(
         &self,
@@ -178,6 +186,7 @@ impl Weights {
         let last = self.sides.from.checked_sub(reach)?;
         let (all, each) = (TAPS / 2, TAPS / 2 / parts);
         let mut blocks = Vec::new();
+        blocks.try_reserve_exact(self.room().div_ceil(all) * taps.div_ceil(2)).ok()?;
         for first in (0..self.room()).step_by(all) {
             for tap in (0..taps).step_by(2) {
                 let (weights, places) = ([0; TAPS], [[NOTHING; 2]; TAPS]);
@@ -206,16 +215,23 @@ impl Weights {
     }
 }
 
+/// All of them, or an error where there is no memory for so many.
+fn collected<T>(all: impl ExactSizeIterator<Item = T>) -> Result<Vec<T>> {
+    let mut into = Vec::new();
+    let no_room = |_| out_of_memory(all.len() * size_of::<T>());
+    into.try_reserve_exact(all.len()).map_err(no_room)?;
+    into.extend(all);
+    Ok(into)
+}
+
 /// As torch does it: as precise as the largest fits 16 bits.
-fn whole(weights: &[f64]) -> (Vec<i16>, u32) {
+fn precision(weights: &[f64]) -> u32 {
     let largest = weights.iter().copied().fold(0.0, f64::max);
     let fits = |precision: &u32| {
         let next = 0.5 + largest * f64::from(1_u32 << (precision + 1));
         next < f64::from(1 << 15)
     };
-    let precision = (0..22).take_while(fits).count() as u32;
-    let unit = f64::from(1_u32 << precision);
-    (weights.iter().map(|weight| (weight * unit).round() as i16).collect(), precision)
+    (0..22).take_while(fits).count() as u32
 }
 
 /// Weights before they are rounded.
