@@ -241,12 +241,16 @@ def test_what_does_not_fit_is_nobodys(shard):
 
 
 @pytest.mark.parametrize("mode", ["disk", "node"])
-def test_what_only_one_rank_has_in_memory_is_not_what_the_node_keeps(shard, node, tmp_path, mode):
+def test_what_only_one_rank_has_in_memory_is_not_what_the_node_keeps(
+    shard, log, node, tmp_path, mode
+):
     node(2)
-    room = {"memory_size": 40 * (64 * 8 + 64) + (180 << 10), "disk_size": 40 * (64 * 8 + 128)}
-    found = indices(parts(shard, 2, mode=mode, disk_cache_path=tmp_path / "below", **room))
-    on_disk = {"disk": 40, "node": 80}[mode]
-    assert on_disk - 10 <= sum(map(len, found)) <= on_disk + 5
+    room = {"memory_size": 55 * (64 * 8 + 64) + (180 << 10), "disk_size": 55 * (64 * 8 + 128)}
+    source = Counted(log, 2 * LENGTH, words=64)
+    below = tmp_path / "below"
+    found = indices(parts(shard, 2, source=source, mode=mode, disk_cache_path=below, **room))
+    on_disk = {"disk": 55, "node": 110}[mode]
+    assert on_disk - 15 <= sum(map(len, found)) <= on_disk + 5, [*map(len, found)]
 
 
 def test_overflow_is_how_much_more_a_part_may_be(shard):
