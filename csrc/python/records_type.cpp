@@ -277,7 +277,7 @@ PyObject* flush(PyObject* self, PyObject* argument) {
   if (PyErr_Occurred()) return nullptr;
   return guarded([&] {
     const auto cache = opened(self);
-    const auto nanos = static_cast<uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9);
+    const auto nanos = to_nanoseconds(seconds);
     bool done = false;
     {
       WithoutGil free;

@@ -168,7 +168,7 @@ PyObject* flush(PyObject* self, PyObject* argument) {
     bool done = false;
     {
       WithoutGil free;
-      done = (*servers)->flush(static_cast<uint64_t>(seconds * 1e9));
+      done = (*servers)->flush(to_nanoseconds(seconds));
     }
     return PyBool_FromLong(done);
   });

@@ -5,6 +5,7 @@
 // Python.h stays first.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -83,6 +84,11 @@ inline int64_t value_of(PyObject* number) {
   int overflow = 0;
   const int64_t value = PyLong_AsLongLongAndOverflow(number, &overflow);
   return overflow == 0 ? value : overflow < 0 ? INT64_MIN : INT64_MAX;
+}
+
+// Nanoseconds of a time in seconds, as far as it makes sense.
+inline uint64_t to_nanoseconds(double seconds) {
+  return seconds > 0 ? static_cast<uint64_t>(std::min(seconds, 1e9) * 1e9) : 0;
 }
 
 // Any integer: int, numpy integer, 0-d integer tensor.

@@ -515,6 +515,33 @@ def test_a_killed_server_costs_one_warning_and_no_sample(server):
         assert count(told, "the server ") == 1
 
 
+def test_a_connection_that_the_server_closed_is_made_anew_without_a_word(server):
+    """As servers, and what stands in front of them, do with those that are idle."""
+    store = RedisStore([server.host])
+    store.set("one", 1)
+    assert store.flush() and store.get("one") == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for turn in range(3):
+            for act in (lambda: store.get("one") == 1, lambda: store.set("two", 2) is None):
+                ask(server.port, "CLIENT", "KILL", "TYPE", "normal")
+                time.sleep(0.1)
+                assert act(), turn
+            assert store.flush() and store.get("two") == 2
+    (seen,) = store.servers()
+    assert (seen["errors"], seen["dropped"]) == (0, 0)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("-inf")])
+def test_a_time_that_makes_no_sense_is_none(server, seconds):
+    store = RedisStore([server.host])
+    store.set("one", 1)
+    assert store.flush(float("inf"))
+    server.signal(signal.SIGSTOP)
+    store.set("two", 2)
+    assert not store.flush(seconds)
+
+
 def test_no_server_at_all_is_no_error():
     port = spawn.free_port()
     warned = pytest.warns(RuntimeWarning, match="cannot be reached")

@@ -7,6 +7,7 @@ use super::address::Address;
 use super::budget::{Budget, Trouble};
 use super::stream::Stream;
 use rustix::event::PollFlags;
+use rustix::net::sockopt::set_socket_keepalive;
 use std::io::{ErrorKind, IoSliceMut, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
@@ -64,6 +65,8 @@ impl Connection {
         let socket = socket?;
         let prepared = socket.set_nonblocking(true).and_then(|()| socket.set_nodelay(true));
         prepared.map_err(|error| Trouble::of(&error))?;
+        // So that who forgets idle connections on the way does not; a comfort, no more.
+        let _kept_alive = set_socket_keepalive(&socket, true);
         let stream = Stream::open(socket, address, budget)?;
         let buffer = vec![0; BUFFER].into_boxed_slice();
         let mut made =
@@ -166,6 +169,11 @@ impl Connection {
     /// Whether a reply, or a part of one, is there without waiting.
     pub(super) fn has_reply(&mut self) -> Result<bool, Trouble> {
         Ok(self.start < self.end || self.try_fill()? > 0)
+    }
+
+    /// Whether the server has ended it, as far as that is known without waiting; where no reply is owed.
+    pub(super) fn is_over(&mut self) -> bool {
+        self.unsent() == 0 && self.has_reply().is_err()
     }
 
     /// What the next reply begins with.

@@ -239,6 +239,10 @@ impl Link {
 
     /// The connection, made now if need be.
     fn connected(&mut self, address: &Address, budget: &mut Budget) -> Outcome<&mut Connection> {
+        // Servers, and what stands in front of them, close connections that nobody uses.
+        if self.owed == 0 && self.connection.as_mut().is_some_and(Connection::is_over) {
+            self.connection = None;
+        }
         if self.connection.is_none() {
             self.drop_owed(); // of one that a panic has ended
             self.connection = Some(Connection::open(address, budget)?);

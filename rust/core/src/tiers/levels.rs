@@ -182,11 +182,12 @@ impl Levels {
         Since { memory, below: self.below.iter().map(|level| level.tier.emptied()).collect() }
     }
 
-    /// Waits until what this process gave to levels below is where it belongs; whether it is.
+    /// Waits until what this process gave to levels below is where it belongs; whether it is. Each is asked, also
+    /// where one before it took all of the time.
     pub fn flush(&self, patience: Duration) -> bool {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed());
-        self.below.iter().all(|level| level.tier.flush(left()))
+        self.below.iter().fold(true, |good, level| level.tier.flush(left()) && good)
     }
 
     /// Whether a level below has this sample, and says so without asking anybody.

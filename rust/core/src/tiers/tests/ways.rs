@@ -445,6 +445,47 @@ impl Tier for Looks {
     }
 }
 
+/// Says so when it is flushed, which takes longer than there is time, or none.
+struct Flushed(bool, Arc<AtomicUsize>);
+
+impl Tier for Flushed {
+    fn get_many(&self, _: &[u64], _: &mut dyn Sink, _: Instant) -> Result<()> {
+        Ok(())
+    }
+
+    fn put_many(&self, _: &[Sealed<'_>], _: &mut [bool], _: Instant) -> Result<()> {
+        Ok(())
+    }
+
+    fn schema(&self, _: u128, _: Instant) -> Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    fn put_schema(&self, _: u128, _: &[u8], _: Instant) -> Result<()> {
+        Ok(())
+    }
+
+    fn stats(&self) -> TierStats {
+        TierStats::default()
+    }
+
+    fn flush(&self, _: Duration) -> bool {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0
+    }
+}
+
+#[test]
+fn all_levels_are_flushed_also_if_the_first_of_them_is_not_done() {
+    for done in [[true, true], [false, true], [true, false]] {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let below = done.map(|done| Box::new(Flushed(done, Arc::clone(&asked))) as Box<dyn Tier>);
+        let levels = Levels::new(memory(1 << 20, 20), below.into());
+        assert_eq!(levels.flush(Duration::from_secs(1)), done == [true, true]);
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+    }
+}
+
 #[test]
 fn a_claim_lasts_until_a_level_below_has_the_sample() {
     let memory = memory(200 << 10, 20);
