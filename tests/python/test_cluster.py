@@ -291,7 +291,7 @@ def test_a_layout_that_another_thread_finds_wrong_is_kept_by_who_began_with_it(s
         mine.waits = True
         made.append(dataset.batches[first])
 
-    with node(OfKin(), server.url, memory=1) as dataset:
+    with node(OfKin(), server.url, memory=1, probe=0) as dataset:
         dataset.__getitems__(list(range(64)))
         assert dataset.flush()
         for _ in range(6):  # known from then on

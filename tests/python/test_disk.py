@@ -535,8 +535,9 @@ def test_samples_that_were_announced_are_read_once_and_right(on_disk, log, kind,
             numbers, rows = dataset.batches[part]
             assert numbers.tolist() == part
             assert all(complaint(n, row) is None for n, row in zip(part, rows, strict=True))
-    # Threads that want samples of one read at the same moment may read some themselves.
-    assert source.once_each() and dataset.stats().disk.hits - before < 440
+    # Threads that want samples of one read at the same moment may read some themselves, more of
+    # them on a busy machine. Where nothing is kept of what was announced, all are read twice.
+    assert source.once_each() and dataset.stats().disk.hits - before < 600
 
 
 def test_what_was_announced_may_be_anything(on_disk, cached, log):
