@@ -187,7 +187,11 @@ impl Levels {
     pub fn flush(&self, patience: Duration) -> bool {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed());
-        self.below.iter().fold(true, |good, level| level.tier.flush(left()) && good)
+        let mut done = true;
+        for level in &self.below {
+            done &= level.tier.flush(left());
+        }
+        done
     }
 
     /// Whether a level below has this sample, and says so without asking anybody.
