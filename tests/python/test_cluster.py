@@ -298,7 +298,9 @@ def test_a_layout_that_another_thread_finds_wrong_is_kept_by_who_began_with_it(s
             dataset.batches[first]
         thread = threading.Thread(target=make)
         thread.start()
-        assert asked.wait(60)
+        # Alone it is asked; after other tests the answer may be known, and the batch made at once.
+        while thread.is_alive() and not asked.wait(0.01):
+            pass
         assert dataset.batches[others][:, 0].tolist() == others
         go.set()
         thread.join()
