@@ -12,6 +12,9 @@ SOURCES := $(shell find rust csrc python -type f -not -name '*.pyc' 2>/dev/null)
            Cargo.toml Cargo.lock setup.py pyproject.toml
 CPP    := $(wildcard csrc/*/*.c csrc/*/*.cpp csrc/*/*.h csrc/include/stocache/*.h benches/cpp/*.cpp tests/cpp/*.cpp examples/*/*.cpp)
 PYTHON := python benches/python examples tests/python tests/ecosystem setup.py
+# Where this is set, as in images of Python, every start of an interpreter compiles torch's thousand modules
+# anew, which takes as long as importing them: the tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
 # nextest where present; plain cargo test runs the same tests.
 CARGO_TEST := $(if $(shell cargo nextest --version 2>/dev/null),cargo nextest run,cargo test)
 # Many tests wait most of their time.
