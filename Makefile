@@ -87,13 +87,13 @@ test-ecosystem: build $(ECOSYSTEM)/.installed ## Tests with torchvision, MONAI, 
 	cd "$$(mktemp -d)" && "$(ROOT)/$(ECOSYSTEM)/bin/python" $(PYTEST) -c "$(ROOT)/pyproject.toml" \
 	  --rootdir "$(ROOT)" "$(ROOT)/tests/ecosystem" $(PYTEST_ARGS)
 
-test-wheel: wheel ## Python tests against the wheel in empty venvs, with the oldest and the newest torch
+test-wheel: wheel redis ## Python tests against the wheel in empty venvs, with the oldest and the newest torch
 	for version in $(WHEEL_TORCHES); do tools/test-torch $$version dist/stocache-*.whl; done
 
-test-torch: ## Build for another torch and run the Python tests with it: TORCH=2.9.1
+test-torch: redis ## Build for another torch and run the Python tests with it: TORCH=2.9.1
 	PYTEST_ARGS="$(PYTEST_ARGS)" tools/test-torch $(TORCH)
 
-test-torch-all: ## The same with every torch that is supported, one after the other
+test-torch-all: redis ## The same with every torch that is supported, one after the other
 	for version in $(TORCHES); do PYTEST_ARGS="$(PYTEST_ARGS)" tools/test-torch $$version; done
 
 # tch compiles a wrapper of all of libtorch, for minutes. The torch in .venv is the one that it suits.

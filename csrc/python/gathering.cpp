@@ -89,6 +89,10 @@ Gathering::Gathering(Caches caches, std::vector<uint32_t> which,
   possible_ = !indices.empty() &&
               batch.find({which_.data(), which_.size()}, {indices.data(), indices.size()}) &&
               agree_on_schema() && begin();
+  if (possible_ && batch.is_coming()) {
+    received_ = true;
+    begin_as_usual();
+  }
 }
 
 Gathering::Gathering(std::shared_ptr<RecordCache> cache, size_t rows, size_t threads, bool shared)

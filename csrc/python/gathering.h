@@ -103,7 +103,7 @@ class Gathering {
   // Whether samples in another memory format are left to torch, whose batches have it too.
   bool keeps_strides_ = false;
   bool possible_ = false, begun_ = false;
-  // Laid out before its first record; of what servers have.
+  // Laid out before its first record; of what levels below have.
   bool as_usual_ = false, received_ = false;
   Schema schema_;
   // What was given: kept until the batch is finished.

@@ -1,4 +1,4 @@
-// How batches of what servers have are laid out, as long as they are alike.
+// How batches of what levels below memory have are laid out, as long as they are alike.
 #pragma once
 
 #include <cstdint>

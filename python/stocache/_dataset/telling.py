@@ -94,6 +94,8 @@ def of_size(records: _C.Records, index: int) -> None:
     which = f'a part of the cache ({longest} of policy="lru")' if regions > 1 else "the cache"
     remedy = 'use policy="freeze", or more memory' if regions > 1 else "give it more memory"
     how = "loaded" if records.cluster() is None else "asked for on the servers, or loaded,"
+    if records.disk() is not None:
+        which, remedy = f"{which} in memory, not taken by the disk level", f"{remedy} or disk"
     text = f"sample {index} is larger than {which}, and {how} every time; {remedy}"
     _warn_once(records, _TOO_LARGE, text)
 

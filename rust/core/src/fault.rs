@@ -87,6 +87,8 @@ pub(crate) enum Fault {
     NumberByRow,
     /// Hand out a batch although an image of it could not be made.
     HandOutHalfMade,
+    /// Copy rows where they are read also into a batch of the process that this one was forked by.
+    TakeForParent,
     /// Take what is in the place of a copy for the copy.
     TrustCopies,
     /// Make it an error that there is no copy, instead of giving the path of the source.
@@ -326,6 +328,14 @@ mod controls {
         is_caught(
             Fault::HandOutHalfMade,
             &["batches::tests::a_batch_with_an_image_that_cannot_be_made_is_not_handed_out"],
+        );
+    }
+
+    #[test]
+    fn writing_into_the_batch_of_a_parent_is_caught() {
+        is_caught(
+            Fault::TakeForParent,
+            &["batches::tests::taking::a_child_does_not_write_into_the_batch_of_its_parent"],
         );
     }
 

@@ -113,9 +113,14 @@ pub(super) fn byte(value: f32) -> u8 {
 /// The nearest bfloat16, of two as near the even one; no number stays none.
 #[inline(always)]
 pub(super) fn to_bfloat16(value: f32) -> u16 {
+    if value.is_nan() { 0x7fc0 } else { number_to_bfloat16(value) }
+}
+
+/// The same of a number.
+#[inline(always)]
+fn number_to_bfloat16(value: f32) -> u16 {
     let bits = value.to_bits();
-    let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
-    if value.is_nan() { 0x7fc0 } else { rounded }
+    (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16
 }
 
 kernel! {
@@ -226,6 +231,6 @@ lines!(
     line_to_float, pixels_to_float, f32, |value: f32| value
 );
 lines!(
-    /// As bfloat16.
-    line_to_bfloat16, pixels_to_bfloat16, u16, to_bfloat16
+    /// As bfloat16. A line that leads to what is no number is no recipe.
+    line_to_bfloat16, pixels_to_bfloat16, u16, number_to_bfloat16
 );

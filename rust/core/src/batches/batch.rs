@@ -6,7 +6,7 @@
 //!   lay out   which columns that makes, or those of another batch; the caller then makes the memory for them
 //!   begin     copies what was found, on threads that go on by themselves. As soon as the last row is
 //!             copied it is noted which records moved meanwhile
-//!   arrive    waits for what is read from below
+//!   arrive    waits for what is read from below; of a batch that is laid out, who reads has copied it
 //!   lend, receive   rows that somebody acquires; see `receive`
 //!   give      a row that no store had: the record of a sample that was loaded meanwhile
 //!   finish    the rows that were given, or have come into a store; those that moved are looked for and
@@ -19,10 +19,11 @@
 use super::columns::{Column, Columns, Pieces, Row};
 use super::gather::{Copying, Moved, Rows, Target};
 use super::images::Fused;
+use super::taking::Taking;
 use crate::error::{Error, Kind, Result};
 use crate::records::schema::Schema;
 use crate::records::{INLINE, Record, RecordStore};
-use crate::tiers::{Fetched, Fetching, Levels};
+use crate::tiers::{Fetched, Fetching, Levels, Taker};
 use std::sync::Arc;
 
 /// How often a record is copied again while others recycle the memory under it.
@@ -73,8 +74,8 @@ pub struct Batch {
     given: Vec<(usize, Pieces)>,
     /// Those of another schema than that of the batch.
     given_as: Vec<(usize, Arc<Schema>)>,
-    /// What is being read from below: the store, the rows.
-    coming: Vec<(u32, Vec<usize>, Fetching)>,
+    /// What is being read from below.
+    coming: Vec<Coming>,
     /// What was, with the store: rows lie in it.
     fetched: Vec<(u32, Fetched)>,
     schema: Option<Arc<Schema>>,
@@ -87,6 +88,15 @@ pub struct Batch {
     threads: usize,
     /// All rows that were copied, or are being copied. A row that is in several is that of the last.
     copied: Vec<Arc<Rows>>,
+}
+
+/// Rows that are being read from below.
+struct Coming {
+    store: u32,
+    rows: Vec<usize>,
+    fetching: Fetching,
+    /// Copies them as they are read, once there is somewhere to copy them to.
+    taking: Option<Arc<Taking>>,
 }
 
 /// Where a row comes from.
@@ -193,8 +203,30 @@ impl Batch {
             }
             if !rows.is_empty() {
                 let indices = rows.iter().map(|&row| self.rows[row].index).collect();
-                self.coming.push((store as u32, rows, levels.begin_fetch(indices)));
+                let (store, fetching) = (store as u32, levels.begin_fetch(indices));
+                self.coming.push(Coming { store, rows, fetching, taking: None });
             }
+        }
+        self.take_as_they_come();
+    }
+
+    /// Has rows copied by who reads them, if there are columns.
+    fn take_as_they_come(&mut self) {
+        let Some((target, schema)) = self.target.as_ref().zip(self.schema.as_ref()) else { return };
+        let first = self.copied.first().map(|first| first.columns.without_rows());
+        let usual = self.usual.as_ref().map(|usual| Arc::clone(&usual.columns));
+        let Some(like) = first.map(Arc::new).or(usual).filter(|_| self.fused.is_none()) else {
+            return;
+        };
+        for coming in self.coming.iter_mut().filter(|coming| coming.taking.is_none()) {
+            let store = coming.store as usize;
+            let Some(&number) = self.schemas[store].first() else { continue };
+            let (schema, like) = ((Arc::clone(schema), number), Arc::clone(&like));
+            let (levels, all) = (&self.stores[store], self.rows.len());
+            let taking =
+                Arc::new(Taking::new(levels, schema, like, target.clone(), all, &coming.rows));
+            coming.fetching.offer_to(Arc::clone(&taking) as Arc<dyn Taker>);
+            coming.taking = Some(taking);
         }
     }
 
@@ -207,7 +239,7 @@ impl Batch {
     /// than others of its store, or brings its own.
     pub fn arrive(&mut self) -> bool {
         let mut alike = true;
-        for (store, rows, fetching) in std::mem::take(&mut self.coming) {
+        for Coming { store, rows, fetching, taking } in std::mem::take(&mut self.coming) {
             for (row, fetched) in rows.into_iter().zip(fetching.wait()) {
                 let place = &mut self.rows[row];
                 place.state = State::Absent;
@@ -218,6 +250,12 @@ impl Batch {
                 let row = Row { data: bytes.as_ptr(), len: bytes.len() };
                 place.state = State::Fetched(row, schema);
                 self.fetched.push((store, fetched)); // its memory stays where it is
+            }
+            for rows in taking.iter().flat_map(|taking| taking.taken()) {
+                for &row in &rows.places {
+                    self.rows[row as usize].state = State::Received;
+                }
+                self.note(rows);
             }
         }
         alike
@@ -379,6 +417,7 @@ impl Batch {
             // hold, or of the caller.
             unsafe { self.copy(&rows) };
         }
+        self.take_as_they_come();
         Ok(())
     }
 
@@ -541,14 +580,10 @@ impl Batch {
             let usual = self.usual.as_ref().map(|usual| &*usual.columns);
             match self.copied.first().map(|first| &first.columns).or(usual) {
                 None => self.columns.clone_from(columns),
-                // Equal columns are not enough: two lists of two and one numbers have those of one and two.
+                // What rows keep beside their columns is read by one schema.
                 Some(first) => {
-                    // What rows keep beside their columns is read by one schema.
-                    let alike = (is_own || !rows.columns.schema.has_rest)
-                        && columns.len() == self.columns.len()
-                        && columns.iter().zip(&self.columns).all(|(new, old)| new.is_like(old))
-                        && first.has_shapes_of(&rows.columns);
-                    if !alike {
+                    let alike = is_own || !rows.columns.schema.has_rest;
+                    if !alike || !first.is_like(&rows.columns) {
                         return false;
                     }
                 }

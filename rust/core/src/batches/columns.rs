@@ -241,6 +241,15 @@ impl Columns {
         self.fixed(words).eq(self.fixed(&self.words))
     }
 
+    /// Whether rows of both are rows of one batch; of columns of one schema.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let alike = |(one, other): (&Column, &Column)| one.is_like(other);
+        self.columns.len() == other.columns.len()
+            && self.columns.iter().zip(&other.columns).all(alike)
+            // Equal columns are not enough: two lists of two and one numbers have those of one and two.
+            && self.has_shapes_of(other)
+    }
+
     /// Whether the first record of the other has them, which may be of a schema that is like this one.
     pub(super) fn has_shapes_of(&self, other: &Self) -> bool {
         self.fixed(&self.words).eq(other.fixed(&other.words))

@@ -123,6 +123,15 @@ impl Rows {
         Copying { posted: post(Threads::Copying, parts, helpers, Box::new(work)), outcome }
     }
 
+    /// Copies all rows, here and now; false if they are not of one shape.
+    ///
+    /// # Safety
+    /// As for `begin`.
+    pub(super) unsafe fn copy_all(&self, to: &Target) -> bool {
+        // SAFETY: by the caller's promise.
+        unsafe { self.copy(to, 0..self.records.len()) }
+    }
+
     /// A string of that row, when the copy is over.
     ///
     /// # Safety

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `receive` | rows that come from levels which must be asked |
 //! | `batch` | a batch in the making: found, laid out, copied out whole |
+//! | `taking` | rows that are copied by who reads their records |
 //! | `gather` | the copies: rows of records into columns |
 //! | `columns` | what a batch is made of, and where its rows lie |
 //! | `images` | rows that a pipeline makes of images |
@@ -15,6 +16,7 @@ mod columns;
 mod gather;
 mod images;
 mod receive;
+mod taking;
 #[cfg(test)]
 mod tests;
 

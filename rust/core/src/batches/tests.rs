@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // memory that the tests own
 
 mod receive;
+mod taking;
 
 use super::{Batch, Column, Fused, Gathered, Pieces, Row};
 use crate::augment::Pipeline;

@@ -13,11 +13,12 @@ const BOTH_WAYS: usize = 2;
 
 /// One file per region, of its present generation.
 pub(super) struct Files {
-    open: PerProcess<Open>,
+    open: PerProcess<OpenFiles>,
     regions: usize,
 }
 
-struct Open {
+/// Files that this process has open.
+pub(crate) struct OpenFiles {
     regions: Box<[Region]>,
     /// Those that are read both ways, the oldest first.
     both: Mutex<VecDeque<Arc<DirectFile>>>,
@@ -31,37 +32,9 @@ impl Files {
         Self { open: PerProcess::new(), regions: regions as usize }
     }
 
-    /// Reads pages of region `r` in that generation, from a file that is opened `anew` or as it is. That of
-    /// another, if it is open, is closed: nobody wants what was there.
-    pub(super) fn read(
-        &self,
-        folder: &Folder,
-        (r, generation, anew): (u64, u32, bool),
-        pages: &mut [u8],
-        at: u64,
-    ) -> rustix::io::Result<usize> {
-        let open = self.open();
-        let file = open.get(folder, r, generation, anew)?;
-        let got = file.read(pages, at);
-        if file.has_both() && !broken(Fault::KeepBothWays) {
-            open.note_both(file);
-        }
-        got
-    }
-
-    /// Has a stretch of that file read into the page cache, unless the record in it is there.
-    pub(super) fn ask_for(
-        &self,
-        folder: &Folder,
-        (r, generation): (u64, u32),
-        record: Range<u64>,
-        stretch: Range<u64>,
-    ) -> rustix::io::Result<()> {
-        self.open().get(folder, r, generation, false)?.ask_for(record, stretch)
-    }
-
-    fn open(&self) -> &Open {
-        self.open.get_or_make(|| Open {
+    /// What this process has open: asked for once for many reads, which takes a system call.
+    pub(super) fn here(&self) -> &OpenFiles {
+        self.open.get_or_make(|| OpenFiles {
             regions: (0..self.regions).map(|_| Mutex::default()).collect(),
             both: Mutex::default(),
         })
@@ -80,7 +53,35 @@ impl Files {
     }
 }
 
-impl Open {
+impl OpenFiles {
+    /// Reads pages of region `r` in that generation, from a file that is opened `anew` or as it is. That of
+    /// another, if it is open, is closed: nobody wants what was there.
+    pub(super) fn read(
+        &self,
+        folder: &Folder,
+        (r, generation, anew): (u64, u32, bool),
+        pages: &mut [u8],
+        at: u64,
+    ) -> rustix::io::Result<usize> {
+        let file = self.get(folder, r, generation, anew)?;
+        let got = file.read(pages, at);
+        if file.has_both() && !broken(Fault::KeepBothWays) {
+            self.note_both(file);
+        }
+        got
+    }
+
+    /// Has a stretch of that file read into the page cache, unless the record in it is there.
+    pub(super) fn ask_for(
+        &self,
+        folder: &Folder,
+        (r, generation): (u64, u32),
+        record: Range<u64>,
+        stretch: Range<u64>,
+    ) -> rustix::io::Result<()> {
+        self.get(folder, r, generation, false)?.ask_for(record, stretch)
+    }
+
     fn get(
         &self,
         folder: &Folder,

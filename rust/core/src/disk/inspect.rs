@@ -284,7 +284,7 @@ impl Records {
                 std::fs::metadata(folder.data(region, generation)).map_or(0, |data| data.len());
             let mut cut = 0;
             let read = folder.open_log(region, generation).and_then(|file| {
-                log::read(file.as_fd(), seed, |entry| {
+                log::read(file.as_fd(), seed, folder.header.region_bytes, |entry| {
                     let is_there = entry.at.saturating_add(entry.len) <= length;
                     if is_there && samples.is_none_or(|samples| entry.key < samples) {
                         found.newest.insert(entry.key, (region, generation, entry));
@@ -293,7 +293,12 @@ impl Records {
                     }
                 })
             });
-            found.damaged += cut + read.unwrap_or_default().damaged;
+            found.damaged += cut
+                + match read {
+                    Ok(log) => log.damaged,
+                    Err(Errno::NOENT) => 0, // it went meanwhile
+                    Err(_) => 1,            // whatever it would have told
+                };
         }
         found
     }

@@ -81,15 +81,20 @@ pub(super) struct Read {
     pub(super) damaged: u64,
 }
 
-/// Reads a log from its beginning to its end.
+/// Reads the log of a region from its beginning to its end. One that is longer than the region, which has room for
+/// log and records, is an error: nobody wrote it, and it may have no end.
 pub(super) fn read(
     file: BorrowedFd<'_>,
     seed: u64,
+    region_bytes: u64,
     mut each: impl FnMut(Entry),
 ) -> rustix::io::Result<Read> {
     let mut found = Read::default();
     let mut block = vec![0; BLOCK];
     loop {
+        if found.places * ENTRY as u64 > region_bytes {
+            return Err(Errno::FBIG);
+        }
         let got = read_block(file, &mut block, found.places * ENTRY as u64)?;
         for bytes in block[..got].chunks(ENTRY) {
             found.places += 1;
@@ -170,10 +175,11 @@ mod tests {
         let file = std::fs::File::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let mut seen = Vec::new();
-        let found = read(file.as_fd(), 1, |entry| seen.push(entry)).unwrap();
+        let found = read(file.as_fd(), 1, 1 << 30, |entry| seen.push(entry)).unwrap();
         assert_eq!(found, Read { places: entries.len() as u64 + 1, damaged: 2 });
         let wanted: Vec<Entry> =
             entries.into_iter().filter(|entry| ![2, 5].contains(&entry.key)).collect();
         assert_eq!(seen, wanted);
+        assert_eq!(read(file.as_fd(), 1, 1 << 20, |_| ()), Err(Errno::FBIG));
     }
 }

@@ -157,10 +157,9 @@ impl DiskStore {
                 None => self.index(entry.key).into_iter().for_each(tell),
             }
         };
-        let logged = self
-            .folder
-            .open_log(region, generation)
-            .and_then(|file| log::read(file.as_fd(), seed, &mut each));
+        let logged = self.folder.open_log(region, generation).and_then(|file| {
+            log::read(file.as_fd(), seed, self.geometry().region_bytes, &mut each)
+        });
         match logged {
             Ok(logged) => (used, logged.places),
             // Who writes there would write over what it does not know of.

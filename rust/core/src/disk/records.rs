@@ -1,6 +1,7 @@
 //! Single records: found, read, taken to be written.
 
 use super::behind::Behind;
+use super::files::OpenFiles;
 use super::log::{self, LONGEST};
 use super::schemas;
 use super::store::DiskStore;
@@ -92,10 +93,16 @@ impl DiskStore {
         true
     }
 
+    /// What this process reads from: asked for once for many records.
+    pub(crate) fn open_files(&self) -> &OpenFiles {
+        self.files.here()
+    }
+
     /// Reads the pages of a record: where it begins in them; `None` if it is gone. Whatever was read is
     /// believed only when its seal is checked.
     pub(crate) fn read(
         &self,
+        files: &OpenFiles,
         found: &Found,
         pages: &mut [u8],
     ) -> rustix::io::Result<Option<usize>> {
@@ -105,7 +112,7 @@ impl DiskStore {
         // another one of that name.
         for anew in [false, true] {
             let (file, at) = ((r, generation, anew), found.at - start as u64);
-            let got = match self.files.read(&self.folder, file, &mut pages[..room], at) {
+            let got = match files.read(&self.folder, file, &mut pages[..room], at) {
                 Ok(got) => got,
                 // Its region was emptied, or somebody removed the folder.
                 Err(Errno::NOENT) => return Ok(None),

@@ -24,6 +24,7 @@ impl DiskStore {
         if !self.is_small.get(|| self.is_small(limits::memory().free)) {
             return;
         }
+        let open = self.files.here();
         for i in samples {
             let Some(found) = self.space().find(i) else { continue };
             let (r, region_bytes) = (u64::from(found.region), self.geometry().region_bytes);
@@ -34,7 +35,7 @@ impl DiskStore {
             let end = (first + STRETCH).max(record.end).min(self.space().used_in(r));
             // The record is read all the same, and if that fails it is told then.
             let _only_sooner =
-                self.files.ask_for(&self.folder, (r, found.generation), record, first..end);
+                open.ask_for(&self.folder, (r, found.generation), record, first..end);
         }
     }
 

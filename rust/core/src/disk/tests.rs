@@ -65,7 +65,7 @@ fn put(store: &Arc<DiskStore>, i: usize) -> bool {
 fn get(store: &DiskStore, i: usize) -> Option<Vec<u8>> {
     let found = store.find(i, soon())?;
     let mut pages = Pages::new(found.room()).unwrap();
-    let start = store.read(&found, &mut pages).unwrap()?;
+    let start = store.read(store.open_files(), &found, &mut pages).unwrap()?;
     let (key, fingerprint) = store.identity(i);
     let (_, bytes) = portable::open(&pages[start..start + found.len], key, fingerprint).ok()?;
     Some(bytes.to_vec())
@@ -763,7 +763,7 @@ fn files_that_go_take_no_room_though_others_have_them_open() {
     }
     // Who is about to read there finds nothing.
     let mut pages = Pages::new(found.room()).unwrap();
-    assert_eq!(store.read(&found, &mut pages), Ok(None));
+    assert_eq!(store.read(store.open_files(), &found, &mut pages), Ok(None));
 }
 
 /// Two policies are two tables, as two containers have them.
@@ -1231,20 +1231,26 @@ fn samples_of_one_key_are_all_found_in_the_next_run() {
 /// What could not be read may be read the next time, unless somebody has written there.
 #[test]
 fn a_file_whose_log_cannot_be_read_is_left_as_it_is() {
-    let folder = Temporary::new();
-    fill(&open(&folder.0, 64 << 20, false), 0..100);
-    let mut files = std::fs::read_dir(&folder.0).unwrap().map(|file| file.unwrap().path());
-    let log = files.find(|path| path.extension().is_some_and(|end| end == "log")).unwrap();
-    let aside = folder.0.join("aside");
-    std::fs::rename(&log, &aside).unwrap();
-    std::fs::create_dir(&log).unwrap();
-    let store = open(&folder.0, 64 << 20, false);
-    std::fs::remove_dir(&log).unwrap();
-    std::fs::rename(&aside, &log).unwrap();
-    assert!(there(&store).is_empty());
-    assert_eq!(fill(&store, 200..300), 100);
-    drop(store);
-    assert_eq!(count(&open(&folder.0, 64 << 20, false)), 200);
+    let harms: [fn(&Path); 2] = [
+        |log| std::fs::create_dir(log).unwrap(),
+        |log| std::fs::File::create(log).unwrap().set_len(1 << 43).unwrap(), // without an end
+    ];
+    for harm in harms {
+        let folder = Temporary::new();
+        fill(&open(&folder.0, 64 << 20, false), 0..100);
+        let log = files_of(&folder, "log").remove(0);
+        let aside = folder.0.join("aside");
+        std::fs::rename(&log, &aside).unwrap();
+        harm(&log);
+        let store = open(&folder.0, 64 << 20, false);
+        assert_eq!(Check::begin(&folder.0).unwrap().records(), 1);
+        std::fs::remove_dir(&log).or_else(|_| std::fs::remove_file(&log)).unwrap();
+        std::fs::rename(&aside, &log).unwrap();
+        assert!(there(&store).is_empty());
+        assert_eq!(fill(&store, 200..300), 100);
+        drop(store);
+        assert_eq!(count(&open(&folder.0, 64 << 20, false)), 200);
+    }
 }
 
 #[test]

@@ -238,12 +238,9 @@ impl RecordStore {
         ground: &dyn Ground,
     ) -> Result<Put> {
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
-        // Where somebody found no room, it is in vain to ask for the lease, which is most of the cost.
-        let left = || self.geometry().data_bytes.saturating_sub(self.space().used_in(0));
-        let is_full = !self.recycles() && self.space().is_full();
         let put = if len > self.longest() {
             Ok(Put::TooLarge)
-        } else if is_full && left() < room_for(len) {
+        } else if self.has_no_room(len) {
             Ok(Put::NoRoom)
         } else if let Some(lease) = self.own_claim(i) {
             self.store(i, lease, schema, parts, since, ground)
@@ -257,6 +254,14 @@ impl RecordStore {
             _ => self.counters().add(Count::Dropped, 1),
         }
         put
+    }
+
+    /// Whether a record of so many bytes is known to find no room. To ask for the lease, which is most of what
+    /// storing costs then, would be in vain.
+    pub(crate) fn has_no_room(&self, len: u64) -> bool {
+        let left = || self.geometry().data_bytes.saturating_sub(self.space().used_in(0));
+        let is_full = !self.recycles() && self.space().is_full();
+        len > self.longest() || is_full && left() < room_for(len)
     }
 
     /// Stores the record of a claimed sample; the claim stays.

@@ -6,7 +6,8 @@ use crate::sys::fork::{self, Unshared};
 use crate::sys::pages::PAGE;
 use crate::sys::private_file::write_all;
 use rustix::fs::{Advice, CWD, FallocateFlags, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
+use std::io::IoSliceMut;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -51,12 +52,20 @@ impl DirectFile {
     /// bytes.
     pub(crate) fn read(&self, to: &mut [u8], at: u64) -> rustix::io::Result<usize> {
         debug_assert!(to.len().is_multiple_of(PAGE) && at.is_multiple_of(PAGE as u64));
-        let range = at..at + to.len() as u64;
-        if self.is_direct() && is_cached(self.any()?.as_fd(), range) != Some(true) {
-            match read_all(self.get(false)?.as_fd(), to, at) {
-                // Some say so only when it is tried.
-                Err(Errno::INVAL | Errno::OPNOTSUPP) => self.refused.store(true, Ordering::Relaxed),
-                done => return done,
+        if self.is_direct() {
+            // What is read now is mostly where the last was: then one call says so and reads it.
+            if self.plain_if_last().is_some_and(|plain| read_from_cache(plain.as_fd(), to, at)) {
+                return Ok(to.len());
+            }
+            let range = at..at + to.len() as u64;
+            if is_cached(self.any()?.as_fd(), range) != Some(true) {
+                match read_all(self.get(false)?.as_fd(), to, at) {
+                    // Some say so only when it is tried.
+                    Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                        self.refused.store(true, Ordering::Relaxed);
+                    }
+                    done => return done,
+                }
             }
         }
         read_all(self.get(true)?.as_fd(), to, at)
@@ -127,6 +136,12 @@ impl DirectFile {
         ways.direct.as_ref().or(ways.plain.as_ref()).cloned().ok_or(Errno::BADF)
     }
 
+    /// The descriptor of reads from the page cache, if that was the last.
+    fn plain_if_last(&self) -> Option<Arc<Unshared>> {
+        let ways = self.ways();
+        ways.plain.as_ref().filter(|_| ways.was_plain).cloned()
+    }
+
     /// The descriptor of that way, opened if it is not.
     fn get(&self, plain: bool) -> rustix::io::Result<Arc<Unshared>> {
         let mut ways = self.ways();
@@ -177,6 +192,13 @@ fn read_all(file: BorrowedFd<'_>, mut to: &mut [u8], mut at: u64) -> rustix::io:
         }
     }
     Ok(all)
+}
+
+/// Reads all of these bytes, if they are in the page cache; whether it did.
+fn read_from_cache(file: BorrowedFd<'_>, to: &mut [u8], at: u64) -> bool {
+    let len = to.len();
+    let got = rustix::io::preadv2(file, &mut [IoSliceMut::new(to)], at, ReadWriteFlags::NOWAIT);
+    got == Ok(len) // what failed, or came in part, is read in another way
 }
 
 /// Whether all pages of these bytes are in the page cache, as `cached_pages`.

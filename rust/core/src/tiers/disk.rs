@@ -44,6 +44,7 @@ impl Disk {
 impl Tier for Disk {
     fn get_many(&self, keys: &[u64], sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
         let store = &*self.store;
+        let files = store.open_files();
         let (mut hits, mut trouble) = (0, None);
         for (which, &key) in keys.iter().enumerate() {
             if Instant::now() >= deadline {
@@ -52,7 +53,7 @@ impl Tier for Disk {
             let Some(i) = store.index(key) else { continue };
             let Some(found) = store.find(i, deadline) else { continue };
             let Some(mut lent) = sink.lend(which, found.len, found.room()) else { continue };
-            match store.read(&found, lent.pages()) {
+            match store.read(files, &found, lent.pages()) {
                 Ok(Some(start)) => {
                     lent.lies_at(start);
                     match self.give(lent, i, sink) {

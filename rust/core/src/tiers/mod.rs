@@ -31,6 +31,6 @@ pub mod tier;
 pub use acquire::{Acquiring, Filled};
 pub use cluster::Cluster;
 pub use disk::Disk;
-pub use fetch::Fetching;
+pub use fetch::{Fetching, Taker};
 pub use levels::{Fetched, Levels};
 pub use tier::{Lent, Sealed, Sink, Tier, TierStats};

@@ -8,10 +8,10 @@ use std::io::IoSlice;
 use std::time::Instant;
 
 impl Levels {
-    /// Whether what comes from below should be in memory: not if its room is for samples that are nowhere
-    /// yet.
+    /// Whether what comes from below should be in memory, and may find room: not if that is for samples that are
+    /// nowhere yet.
     fn lets_rise(&self, fetched: &Fetched) -> bool {
-        if !self.is_of_now(fetched) {
+        if !self.is_of_now(fetched) || self.memory().has_no_room(fetched.bytes().len() as u64) {
             return false;
         }
         if self.is_from_afar(fetched) {
@@ -23,7 +23,9 @@ impl Levels {
 
     /// Puts a record that came from below into memory, if it should be there and nobody else is at it.
     pub(super) fn claim_and_rise(&self, index: usize, fetched: &Fetched) {
-        if self.lets_rise(fetched) && self.memory().begin(index) == Claim::LoadAndStore {
+        if !self.lets_rise(fetched) {
+            self.keep_near(index, fetched);
+        } else if self.memory().begin(index) == Claim::LoadAndStore {
             if !self.rise(index, fetched) {
                 self.keep_near(index, fetched);
             }

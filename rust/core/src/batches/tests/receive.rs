@@ -8,26 +8,37 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-const SAMPLES: usize = 40;
-const ROW: usize = 60_000;
+pub(super) const SAMPLES: usize = 40;
+pub(super) const ROW: usize = 60_000;
 /// For the index alone.
-const NO_ROOM: u64 = 186 << 10;
+pub(super) const NO_ROOM: u64 = 186 << 10;
 
 /// What others have put somewhere, and what it was asked for.
 #[derive(Default)]
-struct Far {
+pub(super) struct Far {
     records: BTreeMap<u64, Vec<u8>>,
     asked: Mutex<Vec<u64>>,
     /// Where the memory was that it read into.
-    lent: Mutex<BTreeSet<usize>>,
+    pub(super) lent: Mutex<BTreeSet<usize>>,
     /// One of its servers hangs.
     in_vain: bool,
     /// It takes all the time that there is.
     late: bool,
+    /// It is a level of this node, and says what it has.
+    says: bool,
+    /// Nobody gets anything while somebody holds this.
+    pub(super) gate: Mutex<()>,
+}
+
+impl Far {
+    pub(super) fn of_this_node() -> Self {
+        Self { says: true, ..Self::default() }
+    }
 }
 
 impl Tier for Arc<Far> {
     fn get_many(&self, keys: &[u64], sink: &mut dyn Sink, deadline: Instant) -> Result<()> {
+        drop(self.gate.lock().unwrap());
         self.asked.lock().unwrap().extend_from_slice(keys);
         if self.in_vain {
             sink.was_in_vain();
@@ -62,13 +73,17 @@ impl Tier for Arc<Far> {
     }
 
     fn is_of_all_nodes(&self) -> bool {
-        true
+        !self.says
+    }
+
+    fn has(&self, key: u64) -> Option<bool> {
+        self.says.then(|| self.records.contains_key(&key))
     }
 }
 
 /// A level of this node, which takes all and says what it has.
 #[derive(Default)]
-struct Near {
+pub(super) struct Near {
     records: Mutex<BTreeMap<u64, Vec<u8>>>,
     asked: Mutex<Vec<u64>>,
 }
@@ -111,7 +126,7 @@ fn over(samples: &[(usize, Value)], bytes: u64) -> (Arc<Levels>, Arc<Far>, Arc<S
 }
 
 /// The same, and with a level of this node between them.
-fn over_far(
+pub(super) fn over_far(
     samples: &[(usize, Value)],
     bytes: u64,
     mut far: Far,
@@ -144,7 +159,7 @@ fn over_far(
     (Levels::new(memory, below), far, schema)
 }
 
-fn samples(which: impl Iterator<Item = usize>) -> Vec<(usize, Value)> {
+pub(super) fn samples(which: impl Iterator<Item = usize>) -> Vec<(usize, Value)> {
     which.map(|i| (i, sample(i as i64, ROW))).collect()
 }
 
@@ -168,7 +183,7 @@ fn received(
     (batch, acquiring, memory)
 }
 
-fn is_right(memory: &[Vec<u8>], indices: &[i64]) -> bool {
+pub(super) fn is_right(memory: &[Vec<u8>], indices: &[i64]) -> bool {
     indices.iter().zip(memory[0].chunks(ROW)).all(|(&i, row)| {
         row.iter().enumerate().all(|(at, &byte)| byte == (at as i64 * 7 + i) as u8)
     })
