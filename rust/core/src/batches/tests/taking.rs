@@ -52,7 +52,7 @@ fn rows_are_copied_by_who_reads_their_records() {
     assert_eq!(finish(&mut batch, &memory), (Gathered::Whole, indices.clone()));
     assert!(is_right(&memory, &indices) && batch.is_current());
     let lent = near.lent.lock().unwrap().len();
-    assert!(lent <= 20, "{lent} pieces of memory for {SAMPLES} records");
+    assert!(lent < 30, "{lent} pieces of memory for {SAMPLES} records");
     levels.clear().unwrap();
     assert!(!batch.is_current());
 }
