@@ -175,6 +175,8 @@ NOISE = [
 def test_noise_is_resized_as_torch_does_it(mode, antialias):
     """Of noise every weight shows, at the edges as in the middle; photographs forgive them."""
     generator = torch.Generator().manual_seed(3)
+    # Up to torch 2.10 the weights of its bicubic without antialias are others in their last bit.
+    near = 1e-6 if torch.__version__ >= (2, 11) else 2e-6
     for before, after in NOISE:
         noise = torch.randint(256, (3, *before), dtype=torch.uint8, generator=generator)
         resize = v2.Resize(after, InterpolationMode(mode), antialias=antialias)
@@ -185,7 +187,7 @@ def test_noise_is_resized_as_torch_does_it(mode, antialias):
         for first in ([], flips[:1], flips[1:], flips):
             steps = v2.Compose([*first, resize])
             for image in (noise / 255, KINDS["channels_last"](noise / 255)):
-                torch.testing.assert_close(fuse(steps)(image), steps(image), rtol=0, atol=1e-6)
+                torch.testing.assert_close(fuse(steps)(image), steps(image), rtol=0, atol=near)
         if mode == "bilinear":
             image = as_pil(noise)
             far = fuse([resize, v2.ToImage()])(image).int() - F.to_image(resize(image)).int()
