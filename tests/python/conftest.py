@@ -137,13 +137,15 @@ KEEPERS = ("multiprocessing.resource_tracker", "forkserver", zygote.__file__)
 def child_pids() -> dict[int, str]:
     """This process's children, without the helpers that it keeps for its lifetime."""
     found = {}
-    for pid, state, parent, _ in processes():
+    ours = ((pid, state) for pid, state, parent, _ in processes() if parent == os.getpid())
+    for pid, state in ours:
         try:
-            cmdline = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
         except OSError:
             continue  # it ended while we looked
+        cmdline = words.decode(errors="replace")
         keeper = any(name in cmdline for name in KEEPERS)
-        if parent == os.getpid() and not keeper:
+        if not keeper:
             found[pid] = f"{cmdline.strip() or '?'} (state {state})"
     return found
 
