@@ -259,9 +259,7 @@ def test_a_sample_that_is_too_large_is_warned_about_once(cached):
 def test_a_sample_that_is_too_large_for_memory_and_disk_is_told_so(cached, tmp_path):
     samples = [torch.zeros(2**20), torch.zeros(1)]
     dataset = cached(samples, INDEX + (64 << 10), disk="2MiB", disk_path=tmp_path)
-    with pytest.warns(
-        RuntimeWarning, match="in memory, not taken by the disk level, and loaded"
-    ) as seen:
+    with pytest.warns(RuntimeWarning, match="in memory, not taken by the disk, and loaded") as seen:
         dataset[0], dataset[0], dataset[1]
     assert len(seen) == 1 and str(seen[0].message).endswith("give it more memory or disk")
 

@@ -167,7 +167,7 @@ def test_reads_that_fail_cost_one_warning_and_no_sample(injected, log, below):
         said = [text for _ in range(2) for text in epoch(dataset)]
         return said, dataset.stats().disk.errors > 0, dataset.stats().misses
 
-    said, failed, misses = injected(read, "pread64:error=EIO:when=1+", file)
+    said, failed, misses = injected(read, "pread64,preadv2:error=EIO:when=1+", file)
     assert len(said) == 1 and "cannot read from the disk level in" in said[0]
     assert failed and misses >= 2 * LENGTH
     before = dataset.stats().misses

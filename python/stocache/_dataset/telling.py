@@ -95,7 +95,9 @@ def of_size(records: _C.Records, index: int) -> None:
     remedy = 'use policy="freeze", or more memory' if regions > 1 else "give it more memory"
     how = "loaded" if records.cluster() is None else "asked for on the servers, or loaded,"
     if records.disk() is not None:
-        which, remedy = f"{which} in memory, not taken by the disk level", f"{remedy} or disk"
+        if records.disk_stats()["errors"]:
+            return  # of which people are told, too
+        which, remedy = f"{which} in memory, not taken by the disk", f"{remedy} or disk"
     text = f"sample {index} is larger than {which}, and {how} every time; {remedy}"
     _warn_once(records, _TOO_LARGE, text)
 
